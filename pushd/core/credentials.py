@@ -151,22 +151,23 @@ def inspect_service_account(text: str, *, allow_loopback_token_uri: bool = False
             "holds google-services.json, the file for an app, not a service account",
             _GOOGLE_MEND,
         )
-    fields = {name: document.get(name) for name in ("project_id", "client_email", "private_key", "token_uri")}
-    for name, value in fields.items():
+    fields: dict[str, str] = {}
+    for name in ("project_id", "client_email", "private_key", "token_uri"):
+        value = document.get(name)
         if not isinstance(value, str) or not value.strip():
             return Fault(f"lacks {name}", _GOOGLE_MEND)
+        fields[name] = value
     if _PROJECT_ID.match(fields["project_id"]) is None:
         return Fault("holds a project_id with characters no project id has", _GOOGLE_MEND)
-    if fields["token_uri"] != GOOGLE_TOKEN_URI and not (
-        allow_loopback_token_uri and is_loopback_url(fields["token_uri"])
-    ):
+    uri = fields["token_uri"]
+    if uri != GOOGLE_TOKEN_URI and not (allow_loopback_token_uri and is_loopback_url(uri)):
         return Fault("holds a foreign token_uri", f"token_uri is {GOOGLE_TOKEN_URI}")
     key = _load_private_key(fields["private_key"])
     if key is None:
         return Fault("holds a damaged private_key", _GOOGLE_MEND)
     if not isinstance(key, RSAPrivateKey):
         return Fault("holds a private_key that is not RSA", _GOOGLE_MEND)
-    return ServiceAccount(fields["project_id"], fields["client_email"], key, fields["token_uri"])
+    return ServiceAccount(fields["project_id"], fields["client_email"], key, uri)
 
 
 def is_loopback_url(url: str) -> bool:
