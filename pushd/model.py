@@ -1,0 +1,149 @@
+"""Frozen value types shared by every layer.
+
+Private fields (ids, secrets, targets, keys, topics) are left out of every `repr`, because a value object is what ends
+up in a traceback or a log line by accident (PUSH-096).
+"""
+
+from __future__ import annotations
+
+import enum
+
+from attrs import field, frozen
+
+RECIPIENT_ID_BYTES = 32
+RECIPIENT_SECRET_BYTES = 32
+HMAC_KEY_BYTES = 42
+HMAC_BYTES = 32
+KEY_WINDOW_KEYS = 3
+HMAC_EPOCH_S = 2_592_000  # 30 days (spec §4.7, fixed protocol constant)
+HMAC_EPOCH_NS = HMAC_EPOCH_S * 1_000_000_000
+
+WINDOW_ROWS = 1_024  # eligible rows a window (spec §4.7, as the next four)
+PAGE_DELIVERIES = 1_000
+RETAINED_DELIVERIES = 10_000
+IN_FLIGHT_PER_CHANNEL = 256
+ATTEMPT_S = 10.0  # one attempt: credentials, DNS, connect, headers, body
+RETRY_MAX_S = 300.0
+MAX_TARGET_CHARACTERS = 2_048  # ruling 4: device token or webhook URL
+
+
+class Channel(enum.IntEnum):
+    """How the backend reaches a recipient. Numbers are those of the wire and of the `channel` column."""
+
+    APNS = 1
+    FCM = 2
+    HTTP = 3
+
+    @property
+    def label(self) -> str:
+        """The value of the `channel` metric label: apns, fcm or http."""
+        return self.name.lower()
+
+
+class TopicKind(enum.IntEnum):
+    """First byte of a topic (spec 001 topic layout)."""
+
+    GROUP_MESSAGE = 0
+    WELCOME = 1
+    IDENTITY_UPDATE = 2
+    KEY_PACKAGE = 3
+    COMMIT_LOG = 4
+
+
+@frozen
+class DeliveryConfig:
+    """Where one recipient's pushes go: device token or webhook URL, with the webhook's signing key."""
+
+    channel: Channel
+    target: str = field(repr=False)
+    signing_key: bytes | None = field(default=None, repr=False)
+
+
+@frozen
+class KeyWindow:
+    """Up to three HMAC keys for consecutive 30-day epochs; the key of `epoch_base + n` is `keys[n]`."""
+
+    epoch_base: int
+    keys: tuple[bytes, ...] = field(repr=False)
+
+    def key_for(self, epoch: int) -> bytes | None:
+        """The key of `epoch`, or None when the window does not cover it."""
+        slot = epoch - self.epoch_base
+        return self.keys[slot] if 0 <= slot < len(self.keys) else None
+
+
+@frozen
+class SubscriptionChange:
+    """One add of UpdateSubscriptions after its shape was checked."""
+
+    topic: bytes = field(repr=False)
+    key_window: KeyWindow | None
+    include_commits: bool
+
+
+@frozen
+class RecipientState:
+    """What Register and UpdateSubscriptions answer (PUSH-023)."""
+
+    topic_count: int
+    channel: Channel
+    renewed_ns: int
+
+
+@frozen(eq=False)
+class Delivery:
+    """One (row, subscription) send. Compared by identity: a replayed window makes new deliveries."""
+
+    sequence_id: int
+    topic: bytes = field(repr=False)
+    recipient_id: bytes = field(repr=False)
+    config: DeliveryConfig
+    secret_hash: bytes = field(repr=False)
+    """SHA-256 of the owner's secret: part of the guard of PUSH-046's delete (ruling 25)."""
+
+
+# What one attempt came to. Closed: take it apart with `match` and end with `assert_never`.
+
+
+@frozen
+class Delivered:
+    """The provider took it."""
+
+
+@frozen
+class Rejected:
+    """The provider refused this message; no retry, the recipient stays. `reason` is from a closed list."""
+
+    reason: str
+
+
+@frozen
+class Mismatch:
+    """The token does not belong to this sender (environment, bundle id, project); no retry, the recipient stays."""
+
+    reason: str
+
+
+@frozen
+class Terminal:
+    """The provider named the token as dead; the recipient is deleted if its configuration is still the one used."""
+
+    reason: str
+
+
+@frozen
+class Gone:
+    """A webhook answered 404 or 410: retried; terminal only if every attempt answered so (PUSH-065)."""
+
+    status: int
+
+
+@frozen
+class Transient:
+    """Failed or unknown; retried after at least `delay_s` seconds (PUSH-069). `reason` is from a closed list."""
+
+    reason: str
+    delay_s: float
+
+
+Outcome = Delivered | Rejected | Mismatch | Terminal | Gone | Transient

@@ -1,0 +1,135 @@
+"""Every metric and every log event of pushd, and the set-up of structlog.
+
+One catalogue in code: a metric that is not made here does not exist. Labels are closed lists; no name, label or field
+carries or derives from a recipient id, secret, token, URL, key or topic (PUSH-096).
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+import sys
+from typing import Any
+
+import structlog
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from pushd.model import Channel
+
+SECONDS_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+
+CHANNELS = tuple(channel.label for channel in Channel)
+DELIVERY_OUTCOMES = ("delivered", "failed", "rejected", "mismatch", "dead", "suppressed")
+RECIPIENT_ACTIONS = ("registered", "unregistered", "expired", "dead")
+SUBSCRIPTION_ACTIONS = ("added", "removed")
+DB_ERROR_KINDS = ("timeout", "invariant", "connection", "other")
+BOUNDARY_RESULTS = ("ok", "lock_timeout", "error")
+
+
+class Event(enum.StrEnum):
+    """Names of log events. `docs/operations.md` explains each to an operator."""
+
+    READY = "ready"
+    STOPPING = "stopping"
+    STOPPED = "stopped"
+    STOP_NOW = "stop_now"
+    MIGRATED = "migrated"
+    START_FAILED = "start_failed"
+    CRASHED = "crashed"
+    DATABASE_STARTED = "database_started"
+    DATABASE_REPLACED = "database_replaced"
+    REPLICA_WAIT = "replica_wait"
+    RPC_COMPLETED = "rpc_completed"
+    RPC_FAILED = "rpc_failed"
+    TERM_STARTED = "term_started"
+    TERM_ENDED = "term_ended"
+    BOUNDARY_LOCK_TIMEOUT = "boundary_lock_timeout"
+
+
+class Metrics:
+    """The metrics of one server, on a registry of its own so that tests can run several in one process."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.info = self._gauge("xmtp_backend_info", "The running version; always 1.", ("version",))
+        self.ready = self._gauge("xmtp_backend_ready", "1 while this instance serves, else 0.")
+
+        self.db_errors = self._counter("xmtp_db_errors", "Database errors answered to callers.", ("kind",))
+        for kind in DB_ERROR_KINDS:
+            self.db_errors.labels(kind)
+        self.db_released_open_transactions = self._counter(
+            "xmtp_db_released_open_transactions", "Sessions given back to a pool with a transaction still open."
+        )
+
+        self.push_deliveries = self._counter(
+            "xmtp_push_deliveries", "Deliveries by channel and final outcome.", ("channel", "outcome")
+        )
+        for channel in CHANNELS:
+            for outcome in DELIVERY_OUTCOMES:
+                self.push_deliveries.labels(channel, outcome)
+        self.push_recipients = self._counter("xmtp_push_recipients", "Recipient changes by action.", ("action",))
+        for action in RECIPIENT_ACTIONS:
+            self.push_recipients.labels(action)
+        self.push_subscriptions = self._counter(
+            "xmtp_push_subscriptions", "Subscription rows inserted and deleted by clients.", ("action",)
+        )
+        for action in SUBSCRIPTION_ACTIONS:
+            self.push_subscriptions.labels(action)
+        self.push_dispatcher = self._gauge(
+            "xmtp_push_dispatcher", "1 while this instance holds the push dispatcher lock, else 0."
+        )
+
+        self.boundary_advances = self._counter(
+            "xmtp_boundary_advances", "Attempts to advance the closed allocation boundary.", ("result",)
+        )
+        for result in BOUNDARY_RESULTS:
+            self.boundary_advances.labels(result)
+
+    def _counter(self, name: str, text: str, labels: tuple[str, ...] = ()) -> Counter:
+        return Counter(name, text, labels, registry=self.registry)
+
+    def _gauge(self, name: str, text: str, labels: tuple[str, ...] = ()) -> Gauge:
+        return Gauge(name, text, labels, registry=self.registry)
+
+    def _histogram(
+        self, name: str, text: str, labels: tuple[str, ...] = (), buckets: tuple[float, ...] = SECONDS_BUCKETS
+    ) -> Histogram:
+        return Histogram(name, text, labels, buckets=buckets, registry=self.registry)
+
+
+def get_logger() -> Any:
+    """The logger of pushd; bind only values that `Event` documents."""
+    return structlog.get_logger("pushd")
+
+
+_LEVELS = {"off": logging.CRITICAL + 10, "error": 40, "warn": 30, "info": 20, "debug": 10, "trace": 10}
+
+
+def configure_logging(level: str = "info", log_format: str = "text") -> None:
+    """Write events to standard error, as text for people or as one JSON object a line.
+
+    Args:
+        level: off, error, warn, info, debug or trace (as debug).
+        log_format: text or json.
+    """
+    renderer: Any
+    if log_format == "json":
+        renderer = structlog.processors.JSONRenderer()
+    else:
+        renderer = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=_plain_traceback)
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            # Locals of a frame may hold secrets: tracebacks carry code lines only.
+            *([structlog.processors.format_exc_info] if log_format == "json" else []),
+            renderer,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level]),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        cache_logger_on_first_use=False,
+    )
+
+
+def _plain_traceback(sio: Any, exc_info: Any) -> None:
+    structlog.dev.plain_traceback(sio, exc_info)
