@@ -1,0 +1,163 @@
+"""What a registration request has to satisfy, check by check, in the order a caller is told about it.
+
+The functions here are the rows of spec §4.2 that need nothing but the request and a value already read. The service
+calls them in the table's order and answers with the first refusal; which row comes first is part of the contract
+(PUSH-004), because it decides what a stranger can learn: whether an id is registered comes before anything about the
+payload, and whether a secret fits comes before anything about the channel.
+
+A refusal is a value, not an exception, so that a test table can compare it and a caller cannot forget it.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import hmac
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from typing import Protocol
+
+from attrs import field, frozen
+
+from pushd.errors import Code
+from pushd.model import (
+    HMAC_KEY_BYTES,
+    KEY_WINDOW_KEYS,
+    MAX_TARGET_CHARACTERS,
+    RECIPIENT_ID_BYTES,
+    RECIPIENT_SECRET_BYTES,
+    Channel,
+    DeliveryConfig,
+    KeyWindow,
+    SubscriptionChange,
+    TopicKind,
+)
+
+MIN_SIGNING_KEY_BYTES = 16  # spec §4.2, check 7
+MAX_SIGNING_KEY_BYTES = 64
+
+SUBSCRIBABLE_TOPIC_BYTES: Mapping[int, int] = {
+    TopicKind.GROUP_MESSAGE: 17,  # kind byte and a 16-byte group id
+    TopicKind.WELCOME: 33,  # kind byte and a 32-byte installation key
+}
+"""Whole length of the two kinds of topic that pushes exist for (PUSH-022)."""
+
+
+class Refusal(enum.Enum):
+    """Why a registration call is turned down. Every text is a constant (PUSH-096)."""
+
+    MALFORMED = (Code.INVALID_ARGUMENT, "request is malformed")
+    NOT_REGISTERED = (Code.NOT_FOUND, "recipient is not registered")
+    WRONG_SECRET = (Code.PERMISSION_DENIED, "recipient secret is not valid")
+    CHANNEL_NOT_CONFIGURED = (Code.FAILED_PRECONDITION, "channel is not configured")
+    WEBHOOK_URL = (Code.INVALID_ARGUMENT, "webhook url is not allowed")
+    SIGNING_KEY = (Code.INVALID_ARGUMENT, "webhook signing key length is not allowed")
+    SUBSCRIPTION = (Code.INVALID_ARGUMENT, "subscription is malformed")
+    TOPIC_LIMIT = (Code.RESOURCE_EXHAUSTED, "recipient topic limit reached")
+
+    def __init__(self, code: Code, text: str) -> None:
+        self.code = code
+        self.text = text
+
+
+@frozen
+class Claim:
+    """Who a caller says to be. Holds the hash alone: nothing behind check 2 ever needs the secret (PUSH-007)."""
+
+    recipient_id: bytes = field(repr=False)
+    secret_hash: bytes = field(repr=False)
+
+
+class WireSubscription(Protocol):
+    """The part of the protobuf message that is judged here. A message has these attributes as it is."""
+
+    @property
+    def topic(self) -> bytes: ...
+    @property
+    def hmac_epoch_base(self) -> int: ...
+    @property
+    def hmac_keys(self) -> Sequence[bytes]: ...
+    @property
+    def include_commits(self) -> bool: ...
+
+
+def check_identity(recipient_id: bytes, recipient_secret: bytes) -> Claim | Refusal:
+    """Check 2: both parts of the identity are 32 bytes."""
+    if len(recipient_id) != RECIPIENT_ID_BYTES or len(recipient_secret) != RECIPIENT_SECRET_BYTES:
+        return Refusal.MALFORMED
+    return Claim(recipient_id, hashlib.sha256(recipient_secret).digest())
+
+
+def check_ownership(claim: Claim, stored_hash: bytes | None) -> Refusal | None:
+    """Checks 3 and 4: the recipient exists and the claim is its owner's; compared in constant time (PUSH-003).
+
+    Register passes over NOT_REGISTERED: for it an unknown id is a new recipient.
+    """
+    if stored_hash is None:
+        return Refusal.NOT_REGISTERED
+    return None if hmac.compare_digest(claim.secret_hash, stored_hash) else Refusal.WRONG_SECRET
+
+
+def check_channel(channel: Channel | None, configured: AbstractSet[Channel]) -> Refusal | None:
+    """Check 5: the named channel has a config block.
+
+    A request that names no channel is malformed, except where no channel is configured: there every Register answers
+    FAILED_PRECONDITION (PUSH-070).
+    """
+    if not configured:
+        return Refusal.CHANNEL_NOT_CONFIGURED
+    if channel is None:
+        return Refusal.MALFORMED
+    return None if channel in configured else Refusal.CHANNEL_NOT_CONFIGURED
+
+
+def check_delivery(config: DeliveryConfig) -> Refusal | None:
+    """Check 7, the length of a webhook's signing key, then whether the token or URL can be stored at all.
+
+    The spec sets no bound on a token. PostgreSQL refuses NUL in text, and an unbounded token would let one recipient
+    store 25 MiB, so both are malformed; they come last because the spec's own rows keep their order.
+    """
+    if config.signing_key is not None and not (
+        MIN_SIGNING_KEY_BYTES <= len(config.signing_key) <= MAX_SIGNING_KEY_BYTES
+    ):
+        return Refusal.SIGNING_KEY
+    if not 1 <= len(config.target) <= MAX_TARGET_CHARACTERS or "\0" in config.target:
+        return Refusal.MALFORMED
+    return None
+
+
+def check_update(
+    adds: Iterable[WireSubscription], removes: Collection[bytes]
+) -> tuple[tuple[SubscriptionChange, ...], tuple[bytes, ...]] | Refusal:
+    """Check 8: every topic and key window has its shape, and no topic occurs twice (PUSH-022).
+
+    Removes get the same look as adds: a topic that could never have been added is a mistake of the caller.
+    """
+    changes = []
+    for add in adds:
+        change = _change_from(add)
+        if change is None:
+            return Refusal.SUBSCRIPTION
+        changes.append(change)
+    if not all(map(_is_subscribable, removes)):
+        return Refusal.SUBSCRIPTION
+    topics = {change.topic for change in changes}
+    topics.update(removes)
+    if len(topics) != len(changes) + len(removes):
+        return Refusal.SUBSCRIPTION
+    return tuple(changes), tuple(removes)
+
+
+def _change_from(add: WireSubscription) -> SubscriptionChange | None:
+    topic, epoch_base, keys = add.topic, add.hmac_epoch_base, tuple(add.hmac_keys)
+    if not _is_subscribable(topic) or epoch_base < 0 or len(keys) > KEY_WINDOW_KEYS:
+        return None
+    if any(len(key) != HMAC_KEY_BYTES for key in keys):
+        return None
+    # Without keys the base says nothing; None keeps "no window" a single state in the table.
+    window = KeyWindow(epoch_base, keys) if keys else None
+    return SubscriptionChange(topic, window, add.include_commits)
+
+
+def _is_subscribable(topic: bytes) -> bool:
+    return bool(topic) and SUBSCRIBABLE_TOPIC_BYTES.get(topic[0]) == len(topic)
