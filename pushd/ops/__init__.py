@@ -1,1 +1,1 @@
-"""pushd.ops"""
+"""What operators touch: metrics and status over HTTP, and the commands beside `serve`."""
