@@ -1,0 +1,134 @@
+"""Who is next when one channel serves many hosts and every permit is taken.
+
+A freed permit goes to the waiting host with the fewest items in flight, so that a host which answers slowly, however
+much work it has, keeps only what the others do not want. Without it a plain queue hands all permits to whoever has the
+longest line, and one dead receiver holds up everybody's webhooks.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Hashable
+from typing import Generic, TypeVar
+
+Host = TypeVar("Host", bound=Hashable)
+Item = TypeVar("Item")
+
+
+class HostQueue(Generic[Host, Item]):
+    """Waiting items by host, taken fairly.
+
+    Items of one host leave in the order they came. Ranks are strict: while an item of rank 0 waits, for whatever host,
+    none of rank 1 is taken (the dispatcher puts first attempts at 0 and retries at 1). The in-flight counts are shared
+    by all ranks.
+
+    Args:
+        ranks: how many ranks there are.
+    """
+
+    def __init__(self, ranks: int = 1) -> None:
+        self._ranks: list[_Rank[Host, Item]] = [_Rank() for _ in range(ranks)]
+        self._in_flight: dict[Host, int] = {}
+
+    def __len__(self) -> int:
+        return sum(rank.size for rank in self._ranks)
+
+    def __repr__(self) -> str:
+        return f"HostQueue(waiting={[rank.size for rank in self._ranks]}, in_flight={sum(self._in_flight.values())})"
+
+    def put(self, host: Host, item: Item, rank: int = 0) -> None:
+        """Let `item` wait for a permit."""
+        self._ranks[rank].put(host, item, self._in_flight.get(host, 0))
+
+    def take(self) -> tuple[Host, Item]:
+        """Remove the item that gets the next permit and count it as in flight until `done(host)`.
+
+        Of several hosts with equally few in flight, the one that has waited longest at that count comes first.
+
+        Raises:
+            IndexError: nothing waits.
+        """
+        for rank in self._ranks:
+            if rank.size:
+                host, item = rank.take()
+                self._recount(host, +1)
+                return host, item
+        raise IndexError("take from an empty HostQueue")
+
+    def done(self, host: Host) -> None:
+        """Give back what one `take` of this host counted.
+
+        Raises:
+            KeyError: nothing of this host is in flight.
+        """
+        if host not in self._in_flight:
+            raise KeyError("no item of this host is in flight")  # the key itself may be private
+        self._recount(host, -1)
+
+    def in_flight(self, host: Host) -> int:
+        """How many items of `host` were taken and are not done."""
+        return self._in_flight.get(host, 0)
+
+    def clear(self) -> list[Item]:
+        """Forget everything that waits and hand it over; what is in flight stays counted."""
+        return [item for rank in self._ranks for item in rank.clear()]
+
+    def _recount(self, host: Host, change: int) -> None:
+        before = self._in_flight.get(host, 0)
+        after = before + change
+        for rank in self._ranks:
+            rank.move(host, before, after)
+        if after:
+            self._in_flight[host] = after
+        else:
+            del self._in_flight[host]
+
+
+class _Rank(Generic[Host, Item]):
+    """Waiting hosts in buckets by their in-flight count; a dict is the ordered set of one bucket.
+
+    A heap was the other candidate, but each `done` would leave a stale entry in it. Finding the lowest bucket looks at
+    every distinct count, and n permits allow at most sqrt(2n) of those among hosts: 23 for 256.
+    """
+
+    def __init__(self) -> None:
+        self.size = 0
+        self._items: dict[Host, deque[Item]] = {}
+        self._buckets: dict[int, dict[Host, None]] = {}
+
+    def put(self, host: Host, item: Item, in_flight: int) -> None:
+        waiting = self._items.get(host)
+        if waiting is None:
+            waiting = self._items[host] = deque()
+            self._buckets.setdefault(in_flight, {})[host] = None
+        waiting.append(item)
+        self.size += 1
+
+    def take(self) -> tuple[Host, Item]:
+        lowest = min(self._buckets)
+        host = next(iter(self._buckets[lowest]))
+        waiting = self._items[host]
+        item = waiting.popleft()
+        self.size -= 1
+        if not waiting:
+            del self._items[host]
+            self._leave(host, lowest)
+        return host, item
+
+    def move(self, host: Host, before: int, after: int) -> None:
+        if host in self._items:
+            self._leave(host, before)
+            self._buckets.setdefault(after, {})[host] = None
+
+    def clear(self) -> list[Item]:
+        items = [item for waiting in self._items.values() for item in waiting]
+        self._items.clear()
+        self._buckets.clear()
+        self.size = 0
+        return items
+
+    def _leave(self, host: Host, in_flight: int) -> None:
+        bucket = self._buckets[in_flight]
+        del bucket[host]
+        if not bucket:
+            del self._buckets[in_flight]
