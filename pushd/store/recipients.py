@@ -1,0 +1,117 @@
+"""Recipients and their subscriptions as their owners change them (spec §4.3).
+
+Each function is one statement in autocommit mode, so each is a transaction of its own and a cancelled one is either
+done or undone. The clock is the database's: instances whose own clocks differ still agree on who has expired.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from attrs import frozen
+
+from pushd.core.checks import Claim, Refusal
+from pushd.model import KEY_WINDOW_KEYS, Channel, DeliveryConfig, RecipientState, SubscriptionChange
+from pushd.store.database import Connection
+from pushd.store.queries import query
+
+
+@frozen
+class SubscriptionsUpdated:
+    """What an update did: the recipient as it is now, and how many rows are new and gone.
+
+    A replaced key window counts as neither.
+    """
+
+    state: RecipientState
+    added: int
+    removed: int
+
+
+_REFUSALS = {
+    "not_registered": Refusal.NOT_REGISTERED,
+    "wrong_secret": Refusal.WRONG_SECRET,
+    "topic_limit": Refusal.TOPIC_LIMIT,
+}
+
+
+async def find_secret_hash(connection: Connection, recipient_id: bytes) -> bytes | None:
+    """The stored SHA-256 of the recipient's secret, or None when there is no such recipient."""
+    row = await connection.fetch_one(query("find_recipient_secret_hash"), {"recipient_id": recipient_id}, binary=True)
+    return None if row is None else bytes(row[0])
+
+
+async def save_recipient(connection: Connection, claim: Claim, config: DeliveryConfig) -> RecipientState | None:
+    """Create the recipient without topics, or replace its delivery and renew it (PUSH-001, PUSH-002).
+
+    Returns None, and changes nothing, when the recipient exists under another secret.
+    """
+    row = await connection.fetch_one(
+        query("save_recipient"),
+        {
+            "recipient_id": claim.recipient_id,
+            "secret_hash": claim.secret_hash,
+            "channel": config.channel.value,
+            "delivery": config.target,
+            "signing_key": config.signing_key,
+        },
+    )
+    return None if row is None else RecipientState(row[0], Channel(row[1]), row[2])
+
+
+async def delete_recipient(connection: Connection, claim: Claim) -> bool:
+    """Delete the recipient with all its subscriptions (PUSH-006); False when it is not there under this secret."""
+    deleted = await connection.execute(
+        query("delete_recipient"), {"recipient_id": claim.recipient_id, "secret_hash": claim.secret_hash}
+    )
+    return deleted > 0
+
+
+async def update_subscriptions(
+    connection: Connection,
+    claim: Claim,
+    adds: Sequence[SubscriptionChange],
+    removes: Sequence[bytes],
+    *,
+    max_topics: int,
+) -> SubscriptionsUpdated | Refusal:
+    """Apply every add and remove and renew the recipient, or change nothing at all (PUSH-020, PUSH-021, PUSH-026).
+
+    New topics start at the closed allocation boundary; known ones keep their start position.
+
+    Args:
+        adds: of well-formed topics, none of them twice and none in `removes`.
+        removes: topics; an unknown one is passed over.
+        max_topics: the most topics a recipient may grow to.
+    """
+    row = await connection.fetch_one(
+        query("update_subscriptions"),
+        {
+            "recipient_id": claim.recipient_id,
+            "secret_hash": claim.secret_hash,
+            **_columns(adds),
+            "removes": list(removes),
+            "max_topics": max_topics,
+        },
+    )
+    assert row is not None  # the function returns one row whatever it finds
+    verdict, topic_count, channel, renewed_ns, added, removed = row
+    if verdict in _REFUSALS:
+        return _REFUSALS[verdict]
+    return SubscriptionsUpdated(RecipientState(topic_count, Channel(channel), renewed_ns), added, removed)
+
+
+def _columns(adds: Sequence[SubscriptionChange]) -> dict[str, list[Any]]:
+    """The adds turned on their side: one flat array per column, which is how one statement binds any number of rows."""
+    windows = [add.key_window for add in adds]
+    keys = [window.keys if window is not None else () for window in windows]
+    return {
+        "topics": [add.topic for add in adds],
+        "epoch_bases": [None if window is None else window.epoch_base for window in windows],
+        "include_commits": [add.include_commits for add in adds],
+        **{
+            f"keys_{slot}": [window_keys[slot] if slot < len(window_keys) else None for window_keys in keys]
+            for slot in range(KEY_WINDOW_KEYS)
+        },
+    }
