@@ -102,6 +102,42 @@ class Delivery:
     """SHA-256 of the owner's secret: part of the guard of PUSH-046's delete (ruling 25)."""
 
 
+@frozen
+class NewEnvelope:
+    """One envelope of a publish after it was parsed: everything its row will hold but the ids and times."""
+
+    kind: TopicKind
+    topic: bytes = field(repr=False)
+    payload: bytes = field(repr=False)
+    """Canonical ClientEnvelope bytes."""
+    message_hash: bytes = field(repr=False)
+    is_commit_or_proposal: bool = False
+    push_eligible: bool = False
+    sender_hmac: bytes | None = field(default=None, repr=False)
+    is_admissible: bool = True
+    """False when it failed validation: it may then only succeed as a duplicate of a stored envelope."""
+
+
+@frozen
+class EnvelopeMeta:
+    """What a publisher and a reader are told about a stored envelope."""
+
+    sequence_id: int
+    server_ns: int
+    expiry_ns: int | None
+    message_hash: bytes = field(repr=False)
+    topic: bytes = field(repr=False)
+    is_commit_or_proposal: bool
+
+
+@frozen
+class StoredEnvelope:
+    """One row read back."""
+
+    meta: EnvelopeMeta
+    payload: bytes = field(repr=False)
+
+
 # What one attempt came to. Closed: take it apart with `match` and end with `assert_never`.
 
 

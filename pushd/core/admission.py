@@ -1,0 +1,200 @@
+"""Which envelopes may be stored, and as what (PUSH-030, 031, 032).
+
+An envelope that cannot be filed under a topic is refused. One that can but fails validation is refused too, unless
+the same envelope is already stored: a client that retries must be told of its success, even when the key package it
+published has expired in between.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+
+from attrs import frozen
+
+from pushd.core.canonical import message_hash, repeated_bytes
+from pushd.core.key_package import is_acceptable, read_key_package
+from pushd.core.mls import Malformed, read_framing
+from pushd.core.topics import topic_of
+from pushd.errors import Code
+from pushd.model import HMAC_BYTES, NewEnvelope, TopicKind
+
+IDENTITY_UPDATES_UNSUPPORTED = "identity updates are not supported"
+
+
+class Reason(enum.IntEnum):
+    """`PublishError.Reason`, numbered as on the wire."""
+
+    MALFORMED_PAYLOAD = 1
+    INVALID_KEY_PACKAGE = 2
+    INVALID_IDENTITY_UPDATE = 3
+    INVALID_SIGNATURE = 4
+    TOO_LARGE = 5
+
+
+@frozen
+class PublishRefusal:
+    """Why a publish is refused as a whole. `index` is the position of the envelope at fault, where there is one."""
+
+    code: Code
+    text: str
+    reason: Reason | None = None
+    index: int | None = None
+
+
+@frozen
+class Unroutable:
+    """An envelope that names no topic, or whose payload cannot be read; `size` is that of its canonical bytes."""
+
+    size: int
+
+
+@frozen
+class Identity:
+    """An identity update. Nothing here can verify one, and nothing unverified is stored."""
+
+    size: int
+
+
+Offer = NewEnvelope | Unroutable | Identity
+"""One element of a publish request, parsed."""
+
+
+@frozen
+class PublishLimits:
+    """The bounds of one publish, in bytes of canonical encoding and in topics."""
+
+    max_request_bytes: int = 26_214_400
+    max_envelope_bytes: int = 1_048_576
+    max_publish_topics: int = 1_000
+
+
+@frozen
+class Retention:
+    """How long each kind is kept, in seconds. Commits, proposals and commit-log entries never expire."""
+
+    group_message_s: int = 7_776_000
+    welcome_s: int = 7_776_000
+    key_package_s: int = 7_776_000
+
+    def of(self, envelope: NewEnvelope) -> int | None:
+        """Nanoseconds until `envelope` expires, or None for never."""
+        match envelope.kind:
+            case TopicKind.GROUP_MESSAGE if not envelope.is_commit_or_proposal:
+                return self.group_message_s * 1_000_000_000
+            case TopicKind.WELCOME:
+                return self.welcome_s * 1_000_000_000
+            case TopicKind.KEY_PACKAGE:
+                return self.key_package_s * 1_000_000_000
+            case _:
+                return None
+
+
+def offer_group_message(data: bytes, sender_hmac: bytes, should_push: bool, payload: bytes) -> Offer:
+    """A group message; `data` is its MLSMessage, `payload` the canonical bytes of the whole envelope.
+
+    Commits and proposals are eligible whatever the sender's flag says: clients leave it unset on them, and each
+    subscription decides for itself (PUSH-030). A sender HMAC of a wrong length is nothing to compare with later.
+    """
+    try:
+        framing = read_framing(data)
+    except Malformed:
+        return Unroutable(len(payload))
+    topic = topic_of(TopicKind.GROUP_MESSAGE, framing.group_id)
+    if topic is None:
+        return Unroutable(len(payload))
+    return NewEnvelope(
+        TopicKind.GROUP_MESSAGE,
+        topic,
+        payload,
+        message_hash(payload),
+        is_commit_or_proposal=framing.is_commit_or_proposal,
+        push_eligible=framing.is_commit_or_proposal or should_push,
+        sender_hmac=sender_hmac if len(sender_hmac) == HMAC_BYTES else None,
+    )
+
+
+def offer_welcome(installation_key: bytes, payload: bytes) -> Offer:
+    """A welcome or a welcome pointer; nothing behind its address is readable here."""
+    topic = topic_of(TopicKind.WELCOME, installation_key)
+    if topic is None:
+        return Unroutable(len(payload))
+    return NewEnvelope(TopicKind.WELCOME, topic, payload, message_hash(payload), push_eligible=True)
+
+
+def offer_key_package(serialized: bytes, payload: bytes, now_s: int) -> Offer:
+    """A key package, judged at `now_s` (seconds of Unix time)."""
+    try:
+        package = read_key_package(serialized)
+    except Malformed:
+        return Unroutable(len(payload))
+    topic = topic_of(TopicKind.KEY_PACKAGE, package.leaf_node.signature_key)
+    if topic is None:
+        return Unroutable(len(payload))
+    return NewEnvelope(
+        TopicKind.KEY_PACKAGE, topic, payload, message_hash(payload), is_admissible=is_acceptable(package, now_s)
+    )
+
+
+def offer_commit_log_entry(group_id: bytes, payload: bytes) -> Offer:
+    """An entry of a group's commit log; its signature is its readers' business."""
+    topic = topic_of(TopicKind.COMMIT_LOG, group_id)
+    if topic is None:
+        return Unroutable(len(payload))
+    return NewEnvelope(TopicKind.COMMIT_LOG, topic, payload, message_hash(payload))
+
+
+def size_of(offer: Offer) -> int:
+    """Canonical size in bytes."""
+    return len(offer.payload) if isinstance(offer, NewEnvelope) else offer.size
+
+
+def refuse_outright(offers: Sequence[Offer], limits: PublishLimits) -> PublishRefusal | None:
+    """The refusals that need no database: bounds first, since they hold for duplicates too, then identity updates."""
+    sizes = [size_of(offer) for offer in offers]
+    if repeated_bytes(sizes) > limits.max_request_bytes:
+        return PublishRefusal(Code.INVALID_ARGUMENT, "publish request exceeds byte limit", Reason.TOO_LARGE)
+    for index, size in enumerate(sizes):
+        if size > limits.max_envelope_bytes:
+            return PublishRefusal(Code.INVALID_ARGUMENT, "envelope exceeds byte limit", Reason.TOO_LARGE, index)
+    if any(isinstance(offer, Identity) for offer in offers):
+        return PublishRefusal(Code.UNIMPLEMENTED, IDENTITY_UPDATES_UNSUPPORTED)
+    topics = {offer.topic for offer in offers if isinstance(offer, NewEnvelope)}
+    if len(topics) > limits.max_publish_topics:
+        return PublishRefusal(Code.INVALID_ARGUMENT, "publish exceeds topic limit", Reason.TOO_LARGE)
+    return None
+
+
+def refuse_envelope(index: int, reason: Reason) -> PublishRefusal:
+    """The refusal of a request for the envelope at `index`."""
+    return PublishRefusal(Code.INVALID_ARGUMENT, "envelope validation failed", reason, index)
+
+
+def first_unroutable(offers: Sequence[Offer]) -> int:
+    """Position of the first envelope without a topic; the number of offers when there is none."""
+    for index, offer in enumerate(offers):
+        if not isinstance(offer, NewEnvelope):
+            return index
+    return len(offers)
+
+
+@frozen
+class Batch:
+    """The distinct envelopes of a request in order of first appearance, and for each position which one it is."""
+
+    distinct: tuple[NewEnvelope, ...]
+    places: tuple[int, ...]
+
+
+def collapse(envelopes: Sequence[NewEnvelope]) -> Batch:
+    """Fold envelopes with equal topic and hash into one: a repeat inside a request is stored once and answered twice."""
+    distinct: list[NewEnvelope] = []
+    seen: dict[tuple[bytes, bytes], int] = {}
+    places = []
+    for envelope in envelopes:
+        key = (envelope.topic, envelope.message_hash)
+        place = seen.setdefault(key, len(distinct))
+        if place == len(distinct):
+            distinct.append(envelope)
+        places.append(place)
+    return Batch(tuple(distinct), tuple(places))
