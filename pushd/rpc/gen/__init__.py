@@ -1,0 +1,1 @@
+"""Generated from protos/ by `just protos`; do not edit."""
