@@ -13,12 +13,13 @@ from __future__ import annotations
 import enum
 import hashlib
 import hmac
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Protocol
 
 from attrs import field, frozen
 
+from pushd.core.topics import PUSH_KINDS, topic_kind
 from pushd.errors import Code
 from pushd.model import (
     HMAC_KEY_BYTES,
@@ -30,17 +31,10 @@ from pushd.model import (
     DeliveryConfig,
     KeyWindow,
     SubscriptionChange,
-    TopicKind,
 )
 
 MIN_SIGNING_KEY_BYTES = 16  # spec §4.2, check 7
 MAX_SIGNING_KEY_BYTES = 64
-
-SUBSCRIBABLE_TOPIC_BYTES: Mapping[int, int] = {
-    TopicKind.GROUP_MESSAGE: 17,  # kind byte and a 16-byte group id
-    TopicKind.WELCOME: 33,  # kind byte and a 32-byte installation key
-}
-"""Whole length of the two kinds of topic that pushes exist for (PUSH-022)."""
 
 
 class Refusal(enum.Enum):
@@ -160,4 +154,4 @@ def _change_from(add: WireSubscription) -> SubscriptionChange | None:
 
 
 def _is_subscribable(topic: bytes) -> bool:
-    return bool(topic) and SUBSCRIBABLE_TOPIC_BYTES.get(topic[0]) == len(topic)
+    return topic_kind(topic) in PUSH_KINDS
