@@ -1,0 +1,93 @@
+"""What must be true of the databases before anything is served."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import trio
+
+from pushd.errors import StartError, StoreError
+from pushd.store import embedded
+from pushd.store.database import Connection, Database
+from pushd.store.migrations import apply_migrations
+from pushd.telemetry import Event, get_logger
+
+MINIMUM_VERSION = 16
+REPLICA_POLL_S = 0.1
+REPLICA_REPORT_S = 10.0
+
+log = get_logger()
+
+
+@asynccontextmanager
+async def embedded_server(data_dir: Path) -> AsyncIterator[str]:
+    """Run the embedded PostgreSQL for the length of the block; yields its URL.
+
+    Raises:
+        StartError: see `embedded.start`.
+    """
+    server = await trio.to_thread.run_sync(embedded.start, data_dir)
+    if server.replaced:
+        log.warning(Event.DATABASE_REPLACED)
+    try:
+        log.info(Event.DATABASE_STARTED, pid=server.pid)
+        yield server.url
+    finally:
+        # A server cut off half-way would have to recover at the next start; `stop` is bounded by itself.
+        with trio.CancelScope(shield=True):
+            await trio.to_thread.run_sync(server.stop)
+
+
+async def prepare_database(database: Database) -> None:
+    """Check the version, bring the schema up to date, and wait for the replica to have it too.
+
+    Raises:
+        StartError: unreachable, too old, or a schema that does not fit this program.
+    """
+    try:
+        async with database.dedicated("start") as primary:
+            await _check_version(primary)
+            for name in await apply_migrations(primary):
+                log.info(Event.MIGRATED, migration=name)
+            position = await primary.fetch_one("SELECT pg_current_wal_insert_lsn()::text")
+    except StoreError as exc:
+        raise StartError(f"database.url: {_explain(exc, 'the database')}") from exc
+    if database.has_replica:
+        assert position is not None
+        try:
+            async with database.dedicated("start", read=True) as replica:
+                await _wait_replayed(replica, position[0])
+        except StoreError as exc:
+            raise StartError(f"database.replica_url: {_explain(exc, 'the replica')}") from exc
+
+
+def _explain(error: StoreError, what: str) -> str:
+    if error.kind == "connection":
+        return f"{what} cannot be reached with this URL"
+    return f"{what} can be reached but refuses the work (rights, a read-only session, or a time-out)"
+
+
+async def _check_version(primary: Connection) -> None:
+    row = await primary.fetch_one("SELECT current_setting('server_version_num')::integer / 10000")
+    assert row is not None
+    if row[0] < MINIMUM_VERSION:
+        raise StartError(f"database.url: PostgreSQL {row[0]} is too old, {MINIMUM_VERSION} or newer is needed")
+
+
+async def _wait_replayed(replica: Connection, position: str) -> None:
+    """Return once the replica shows everything up to `position`; says so in the log while it waits."""
+    reported = trio.current_time()
+    while True:
+        # A server that is not in recovery replays nothing; the dispatcher judges every page by the boundary its own
+        # snapshot shows, so a wrong server here delays pushes and never skips one.
+        row = await replica.fetch_one(
+            "SELECT NOT pg_is_in_recovery() OR pg_last_wal_replay_lsn() >= %s::pg_lsn", (position,)
+        )
+        if row == (True,):
+            return
+        if trio.current_time() - reported >= REPLICA_REPORT_S:
+            reported = trio.current_time()
+            log.warning(Event.REPLICA_WAIT)
+        await trio.sleep(REPLICA_POLL_S)
