@@ -24,6 +24,14 @@ RECIPIENT_ACTIONS = ("registered", "unregistered", "expired", "dead")
 SUBSCRIPTION_ACTIONS = ("added", "removed")
 DB_ERROR_KINDS = ("timeout", "invariant", "connection", "other")
 BOUNDARY_RESULTS = ("ok", "lock_timeout", "error")
+PUBLISH_OUTCOMES = ("stored", "duplicate", "rejected")
+PUBLISH_REASONS = (
+    "REASON_MALFORMED_PAYLOAD",
+    "REASON_INVALID_KEY_PACKAGE",
+    "REASON_INVALID_IDENTITY_UPDATE",
+    "REASON_INVALID_SIGNATURE",
+    "REASON_TOO_LARGE",
+)
 
 
 class Event(enum.StrEnum):
@@ -44,6 +52,7 @@ class Event(enum.StrEnum):
     TERM_STARTED = "term_started"
     TERM_ENDED = "term_ended"
     BOUNDARY_LOCK_TIMEOUT = "boundary_lock_timeout"
+    BOUNDARY_FAILED = "boundary_failed"
 
 
 class Metrics:
@@ -84,6 +93,17 @@ class Metrics:
         )
         for result in BOUNDARY_RESULTS:
             self.boundary_advances.labels(result)
+
+        self.publish_envelopes = self._counter(
+            "xmtp_publish_envelopes", "Published envelopes by what became of them.", ("outcome",)
+        )
+        for outcome in PUBLISH_OUTCOMES:
+            self.publish_envelopes.labels(outcome)
+        self.publish_rejections = self._counter(
+            "xmtp_publish_rejections", "Refused publish requests by the reason given.", ("reason",)
+        )
+        for reason in PUBLISH_REASONS:
+            self.publish_rejections.labels(reason)
 
     def _counter(self, name: str, text: str, labels: tuple[str, ...] = ()) -> Counter:
         return Counter(name, text, labels, registry=self.registry)
