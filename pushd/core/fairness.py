@@ -7,12 +7,12 @@ longest line, and one dead receiver holds up everybody's webhooks.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Hashable
 from typing import Generic, TypeVar
 
 Host = TypeVar("Host", bound=Hashable)
-Item = TypeVar("Item")
+Item = TypeVar("Item", bound=Hashable)
 
 
 class HostQueue(Generic[Host, Item]):
@@ -55,6 +55,14 @@ class HostQueue(Generic[Host, Item]):
                 return host, item
         raise IndexError("take from an empty HostQueue")
 
+    def remove(self, host: Host, item: Item, rank: int = 0) -> None:
+        """Let `item` wait no longer, wherever in its host's line it is.
+
+        Raises:
+            KeyError: it does not wait there.
+        """
+        self._ranks[rank].remove(host, item, self._in_flight.get(host, 0))
+
     def done(self, host: Host) -> None:
         """Give back what one `take` of this host counted.
 
@@ -93,27 +101,31 @@ class _Rank(Generic[Host, Item]):
 
     def __init__(self) -> None:
         self.size = 0
-        self._items: dict[Host, deque[Item]] = {}
+        self._items: dict[Host, OrderedDict[Item, None]] = {}
         self._buckets: dict[int, dict[Host, None]] = {}
 
     def put(self, host: Host, item: Item, in_flight: int) -> None:
         waiting = self._items.get(host)
         if waiting is None:
-            waiting = self._items[host] = deque()
+            waiting = self._items[host] = OrderedDict()
             self._buckets.setdefault(in_flight, {})[host] = None
-        waiting.append(item)
+        waiting[item] = None
         self.size += 1
 
     def take(self) -> tuple[Host, Item]:
         lowest = min(self._buckets)
         host = next(iter(self._buckets[lowest]))
         waiting = self._items[host]
-        item = waiting.popleft()
-        self.size -= 1
-        if not waiting:
-            del self._items[host]
-            self._leave(host, lowest)
+        item, _ = waiting.popitem(last=False)
+        self._shorten(host, lowest)
         return host, item
+
+    def remove(self, host: Host, item: Item, in_flight: int) -> None:
+        try:
+            del self._items[host][item]
+        except KeyError:
+            raise KeyError("no such item waits") from None  # host and item may be private
+        self._shorten(host, in_flight)
 
     def move(self, host: Host, before: int, after: int) -> None:
         if host in self._items:
@@ -126,6 +138,12 @@ class _Rank(Generic[Host, Item]):
         self._buckets.clear()
         self.size = 0
         return items
+
+    def _shorten(self, host: Host, in_flight: int) -> None:
+        self.size -= 1
+        if not self._items[host]:
+            del self._items[host]
+            self._leave(host, in_flight)
 
     def _leave(self, host: Host, in_flight: int) -> None:
         bucket = self._buckets[in_flight]

@@ -47,6 +47,13 @@ class FairnessModel(RuleBasedStateMachine):
         self.queue.done(host)
         self.in_flight[host] -= 1
 
+    @precondition(lambda self: self.waiting)
+    @rule(data=st.data())
+    def remove(self, data: st.DataObject) -> None:
+        entry = data.draw(st.sampled_from(self.waiting))
+        self.queue.remove(*entry)
+        self.waiting.remove(entry)
+
     @rule()
     def clear(self) -> None:
         assert sorted(self.queue.clear()) == sorted(serial for _, serial, _ in self.waiting)
@@ -108,6 +115,9 @@ def test_misuse_is_an_error_and_names_no_host() -> None:
         queue.take()
     with pytest.raises(KeyError) as caught:
         queue.done("private.example")
+    assert "private.example" not in str(caught.value)
+    with pytest.raises(KeyError) as caught:
+        queue.remove("private.example", 1)
     assert "private.example" not in str(caught.value)
     assert "private.example" not in repr(queue)
 
