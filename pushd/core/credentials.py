@@ -10,20 +10,25 @@ from __future__ import annotations
 import ipaddress
 import json
 import re
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from attrs import field, frozen
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ec import (
     SECP256R1,
+    SECP384R1,
     EllipticCurvePrivateKey,
+    EllipticCurvePublicKey,
 )
-from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
-from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
-from cryptography.hazmat.primitives.serialization import load_pem_private_key
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey, RSAPublicKey
+from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes, PublicKeyTypes
+from cryptography.hazmat.primitives.serialization import load_pem_private_key, load_pem_public_key
 
 from pushd.errors import ConfigError
+
+JwtAlgorithm = Literal["RS256", "RS384", "RS512", "ES256", "ES384", "EdDSA"]
 
 GOOGLE_TOKEN_URI = "https://oauth2.googleapis.com/token"
 
@@ -168,6 +173,27 @@ def inspect_service_account(text: str, *, allow_loopback_token_uri: bool = False
     if not isinstance(key, RSAPrivateKey):
         return Fault("holds a private_key that is not RSA", _GOOGLE_MEND)
     return ServiceAccount(fields["project_id"], fields["client_email"], key, uri)
+
+
+def inspect_public_key(pem: str, alg: JwtAlgorithm) -> PublicKeyTypes | Fault:
+    """The public key in `pem`, or why tokens signed with `alg` cannot be verified with it (RFC 7518, RFC 8037)."""
+    mend = "give the PEM text that begins with -----BEGIN PUBLIC KEY-----"
+    if "PRIVATE KEY-----" in pem:
+        return Fault("holds a private key; verifying needs the public one alone", mend)
+    if "-----BEGIN PUBLIC KEY-----" not in pem:
+        return Fault("is not a PEM public key", mend)
+    try:
+        key = load_pem_public_key(pem.encode())
+    except (ValueError, UnsupportedAlgorithm):
+        return Fault("holds a damaged key", mend)
+    match alg, key:
+        case ("RS256" | "RS384" | "RS512", RSAPublicKey()) | ("EdDSA", Ed25519PublicKey()):
+            return key
+        case ("ES256", EllipticCurvePublicKey(curve=SECP256R1())):
+            return key
+        case ("ES384", EllipticCurvePublicKey(curve=SECP384R1())):
+            return key
+    return Fault("does not fit its alg", "RS256, RS384 and RS512 take RSA, ES256 P-256, ES384 P-384, EdDSA Ed25519")
 
 
 def is_loopback_url(url: str) -> bool:
