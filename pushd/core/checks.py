@@ -92,17 +92,15 @@ def check_ownership(claim: Claim, stored_hash: bytes | None) -> Refusal | None:
     return None if hmac.compare_digest(claim.secret_hash, stored_hash) else Refusal.WRONG_SECRET
 
 
-def check_channel(channel: Channel | None, configured: AbstractSet[Channel]) -> Refusal | None:
-    """Check 5: the named channel has a config block.
+def check_channel(config: DeliveryConfig | None, configured: AbstractSet[Channel]) -> DeliveryConfig | Refusal:
+    """Check 5: the request names a channel, and that channel has a config block.
 
-    A request that names no channel is malformed, except where no channel is configured: there every Register answers
+    A request that names none is malformed, except where no channel is configured: there every Register answers
     FAILED_PRECONDITION (PUSH-070).
     """
-    if not configured:
-        return Refusal.CHANNEL_NOT_CONFIGURED
-    if channel is None:
-        return Refusal.MALFORMED
-    return None if channel in configured else Refusal.CHANNEL_NOT_CONFIGURED
+    if config is None:
+        return Refusal.MALFORMED if configured else Refusal.CHANNEL_NOT_CONFIGURED
+    return config if config.channel in configured else Refusal.CHANNEL_NOT_CONFIGURED
 
 
 def check_delivery(config: DeliveryConfig) -> Refusal | None:

@@ -42,10 +42,10 @@ async def find_secret_hash(connection: Connection, recipient_id: bytes) -> bytes
     return None if row is None else bytes(row[0])
 
 
-async def save_recipient(connection: Connection, claim: Claim, config: DeliveryConfig) -> RecipientState | None:
+async def save_recipient(connection: Connection, claim: Claim, config: DeliveryConfig) -> RecipientState | Refusal:
     """Create the recipient without topics, or replace its delivery and renew it (PUSH-001, PUSH-002).
 
-    Returns None, and changes nothing, when the recipient exists under another secret.
+    WRONG_SECRET, with nothing changed, when the recipient exists under another secret.
     """
     row = await connection.fetch_one(
         query("save_recipient"),
@@ -57,15 +57,19 @@ async def save_recipient(connection: Connection, claim: Claim, config: DeliveryC
             "signing_key": config.signing_key,
         },
     )
-    return None if row is None else RecipientState(row[0], Channel(row[1]), row[2])
+    return Refusal.WRONG_SECRET if row is None else RecipientState(row[0], Channel(row[1]), row[2])
 
 
-async def delete_recipient(connection: Connection, claim: Claim) -> bool:
-    """Delete the recipient with all its subscriptions (PUSH-006); False when it is not there under this secret."""
+async def delete_recipient(connection: Connection, claim: Claim) -> Refusal | None:
+    """Delete the recipient with all its subscriptions (PUSH-006).
+
+    NOT_REGISTERED when it is not there under this secret. The caller has compared the secret before, so a recipient
+    under another one was deleted and made anew in between, and for a moment was indeed not registered.
+    """
     deleted = await connection.execute(
         query("delete_recipient"), {"recipient_id": claim.recipient_id, "secret_hash": claim.secret_hash}
     )
-    return deleted > 0
+    return None if deleted else Refusal.NOT_REGISTERED
 
 
 async def update_subscriptions(

@@ -89,7 +89,7 @@ def test_stored_hash_is_no_secret() -> None:
 
 
 @pytest.mark.parametrize(
-    ("channel", "configured", "answer"),
+    ("channel", "configured", "refusal"),
     [
         (None, set(), Refusal.CHANNEL_NOT_CONFIGURED),
         (None, {Channel.FCM}, Refusal.MALFORMED),
@@ -100,8 +100,9 @@ def test_stored_hash_is_no_secret() -> None:
         *[(channel, {channel}, None) for channel in Channel],
     ],
 )
-def test_channel(channel: Channel | None, configured: set[Channel], answer: Refusal | None) -> None:
-    assert checks.check_channel(channel, configured) is answer
+def test_channel(channel: Channel | None, configured: set[Channel], refusal: Refusal | None) -> None:
+    config = None if channel is None else DeliveryConfig(channel, "")
+    assert checks.check_channel(config, configured) is (refusal or config)
 
 
 URL = "https://hooks.example.com/"

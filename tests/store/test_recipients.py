@@ -71,7 +71,7 @@ async def test_new_recipient_is_stored_with_the_database_clock(database: Databas
         before = (await connection.fetch("SELECT (extract(epoch FROM clock_timestamp()) * 1000000000)::bigint"))[0][0]
         state = await recipients.save_recipient(connection, OWNER, FCM)
         after = (await connection.fetch("SELECT (extract(epoch FROM clock_timestamp()) * 1000000000)::bigint"))[0][0]
-        assert state is not None
+        assert isinstance(state, RecipientState)
         assert (state.topic_count, state.channel) == (0, Channel.FCM)
         assert before <= state.renewed_ns <= after
         assert await recipient_row(connection) == (OWNER.secret_hash, 2, "token", None, 0, state.renewed_ns)
@@ -87,8 +87,8 @@ async def test_second_save_replaces_the_delivery_and_keeps_subscriptions(databas
         before = await subscription_rows(connection)
         await set_boundary(connection, 9)
         second = await recipients.save_recipient(connection, OWNER, FCM)
-        assert first is not None
-        assert second is not None
+        assert isinstance(first, RecipientState)
+        assert isinstance(second, RecipientState)
         assert (second.topic_count, second.channel) == (1, Channel.FCM)
         assert second.renewed_ns > first.renewed_ns
         assert await recipient_row(connection) == (OWNER.secret_hash, 2, "token", None, 1, second.renewed_ns)
@@ -100,8 +100,8 @@ async def test_another_secret_saves_deletes_and_updates_nothing(database: Databa
         await recipients.save_recipient(connection, OWNER, HOOK)
         await update(connection, [add(1)])
         before = await recipient_row(connection), await subscription_rows(connection)
-        assert await recipients.save_recipient(connection, STRANGER, FCM) is None
-        assert not await recipients.delete_recipient(connection, STRANGER)
+        assert await recipients.save_recipient(connection, STRANGER, FCM) is Refusal.WRONG_SECRET
+        assert await recipients.delete_recipient(connection, STRANGER) is Refusal.NOT_REGISTERED
         refused = await recipients.update_subscriptions(connection, STRANGER, [add(2)], [topic(1)], max_topics=9)
         assert refused is Refusal.WRONG_SECRET
         assert (await recipient_row(connection), await subscription_rows(connection)) == before
@@ -111,10 +111,10 @@ async def test_delete_takes_the_subscriptions_along_and_succeeds_once(database: 
     async with database.primary() as connection:
         await recipients.save_recipient(connection, OWNER, FCM)
         await update(connection, [add(1), add(2)])
-        assert await recipients.delete_recipient(connection, OWNER)
+        assert await recipients.delete_recipient(connection, OWNER) is None
         assert await recipient_row(connection) is None
         assert await subscription_rows(connection) == []
-        assert not await recipients.delete_recipient(connection, OWNER)
+        assert await recipients.delete_recipient(connection, OWNER) is Refusal.NOT_REGISTERED
         assert await update(connection, [add(1)]) is Refusal.NOT_REGISTERED
 
 
@@ -290,7 +290,7 @@ async def test_overlapping_updates_that_meet_keep_the_count_right(database: Data
 
 async def test_first_registrations_that_meet_have_one_winner(database: Database) -> None:
     """T004: both inserts wait for an uncommitted row of the same id, which then goes away."""
-    results: dict[Claim, RecipientState | None] = {}
+    results: dict[Claim, RecipientState | Refusal] = {}
 
     async def register(claimant: Claim) -> None:
         async with database.primary() as connection:
@@ -305,7 +305,7 @@ async def test_first_registrations_that_meet_have_one_winner(database: Database)
                     nursery.start_soon(register, STRANGER)
                     await wait_until_blocked(holder, 2)
                     raise ZeroDivisionError
-        winners = [claimant for claimant, state in results.items() if state is not None]
+        winners = [claimant for claimant, result in results.items() if result is not Refusal.WRONG_SECRET]
         assert len(results) == 2
         assert len(winners) == 1
         row = await recipient_row(holder)
@@ -320,7 +320,7 @@ async def test_registrations_of_one_owner_that_meet_both_succeed(database: Datab
     async def register(target: str) -> None:
         async with database.primary() as connection:
             state = await recipients.save_recipient(connection, OWNER, DeliveryConfig(Channel.APNS, target))
-            assert state is not None
+            assert isinstance(state, RecipientState)
             states[target] = state
 
     async with database.primary() as holder:

@@ -1,0 +1,1 @@
+"""The methods pushd serves: translate, check, call the store, translate back."""

@@ -1,0 +1,130 @@
+"""NotificationService: who is to be woken, and for which topics (spec §4.2).
+
+Each method goes through the check table in its order and raises the first refusal. What a check needs from outside is
+brought here: the stored hash, the outcome of a name resolution. No transaction, and no session of the pool, is held
+while a name is resolved: a slow name server may hold up the call that named it, never the database.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Collection
+from typing import TypeVar
+
+from pushd.core import checks
+from pushd.core.checks import Claim, Refusal
+from pushd.core.expiry import expires_at_ns
+from pushd.errors import StatusError
+from pushd.model import Channel, DeliveryConfig, RecipientState
+from pushd.rpc.gen.xmtp.backend.v1 import notification_pb2 as wire
+from pushd.rpc.gen.xmtp.backend.v1.notification_grpc import NotificationServiceServicer
+from pushd.store import recipients
+from pushd.store.database import Connection, Database
+from pushd.telemetry import Metrics
+
+_T = TypeVar("_T")
+
+
+class NotificationService(NotificationServiceServicer):
+    """Register, Unregister and UpdateSubscriptions. Every instance serves them; none keeps anything in memory.
+
+    Args:
+        channels: those with a config block.
+        webhook_url_allowed: resolves and judges the URL of a webhook (check 6) in bounded time.
+        recipient_ttl_seconds: how long a recipient lives without renewal.
+        max_push_topics: the most topics a recipient may grow to.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        metrics: Metrics,
+        *,
+        channels: Collection[Channel],
+        webhook_url_allowed: Callable[[str], Awaitable[bool]],
+        recipient_ttl_seconds: int,
+        max_push_topics: int,
+    ) -> None:
+        super().__init__()
+        self._database = database
+        self._channels = frozenset(channels)
+        self._webhook_url_allowed = webhook_url_allowed
+        self._recipient_ttl_seconds = recipient_ttl_seconds
+        self._max_push_topics = max_push_topics
+        self._registered = metrics.push_recipients.labels("registered")
+        self._unregistered = metrics.push_recipients.labels("unregistered")
+        self._added = metrics.push_subscriptions.labels("added")
+        self._removed = metrics.push_subscriptions.labels("removed")
+
+    async def Register(self, input_message: wire.RegisterRequest) -> wire.RecipientState:
+        """Create a recipient, or replace the delivery of one's own; renews it (PUSH-001, PUSH-002, PUSH-005)."""
+        claim = _unless_refused(checks.check_identity(input_message.recipient_id, input_message.recipient_secret))
+        async with self._database.primary() as connection:
+            refusal = checks.check_ownership(claim, await recipients.find_secret_hash(connection, claim.recipient_id))
+        if refusal is not Refusal.NOT_REGISTERED:  # which to Register means a new recipient
+            _unless_refused(refusal)
+        config = await self._checked_delivery(input_message)
+        async with self._database.primary() as connection:
+            state = _unless_refused(await recipients.save_recipient(connection, claim, config))
+        self._registered.inc()
+        return self._answer(state)
+
+    async def Unregister(self, input_message: wire.UnregisterRequest) -> wire.UnregisterResponse:
+        """Delete one's recipient and all its subscriptions (PUSH-006), whatever channels are configured by now."""
+        claim = _unless_refused(checks.check_identity(input_message.recipient_id, input_message.recipient_secret))
+        async with self._database.primary() as connection:
+            await _require_owner(connection, claim)
+            _unless_refused(await recipients.delete_recipient(connection, claim))
+        self._unregistered.inc()
+        return wire.UnregisterResponse()
+
+    async def UpdateSubscriptions(self, input_message: wire.UpdateSubscriptionsRequest) -> wire.RecipientState:
+        """Apply every add and remove, or none; renews the recipient (PUSH-020, PUSH-021, PUSH-022)."""
+        claim = _unless_refused(checks.check_identity(input_message.recipient_id, input_message.recipient_secret))
+        async with self._database.primary() as connection:
+            await _require_owner(connection, claim)
+            adds, removes = _unless_refused(checks.check_update(input_message.adds, input_message.removes))
+            updated = _unless_refused(
+                await recipients.update_subscriptions(
+                    connection, claim, adds, removes, max_topics=self._max_push_topics
+                )
+            )
+        self._added.inc(updated.added)
+        self._removed.inc(updated.removed)
+        return self._answer(updated.state)
+
+    async def _checked_delivery(self, request: wire.RegisterRequest) -> DeliveryConfig:
+        """Checks 5 to 7 and the storable shape of the target."""
+        config = _unless_refused(checks.check_channel(_delivery(request), self._channels))
+        if config.channel is Channel.HTTP and not await self._webhook_url_allowed(config.target):
+            _unless_refused(Refusal.WEBHOOK_URL)
+        _unless_refused(checks.check_delivery(config))
+        return config
+
+    def _answer(self, state: RecipientState) -> wire.RecipientState:
+        return wire.RecipientState(
+            topic_count=state.topic_count,
+            channel=wire.Channel.Name(state.channel.value),
+            expires_at_ns=expires_at_ns(state.renewed_ns, self._recipient_ttl_seconds),
+        )
+
+
+def _delivery(request: wire.RegisterRequest) -> DeliveryConfig | None:
+    match request.WhichOneof("delivery"):
+        case "apns":
+            return DeliveryConfig(Channel.APNS, request.apns.token)
+        case "fcm":
+            return DeliveryConfig(Channel.FCM, request.fcm.token)
+        case "http":
+            return DeliveryConfig(Channel.HTTP, request.http.url, request.http.signing_key)
+        case _:
+            return None
+
+
+async def _require_owner(connection: Connection, claim: Claim) -> None:
+    _unless_refused(checks.check_ownership(claim, await recipients.find_secret_hash(connection, claim.recipient_id)))
+
+
+def _unless_refused(checked: _T | Refusal) -> _T:
+    if isinstance(checked, Refusal):
+        raise StatusError(checked.code, checked.text)
+    return checked
