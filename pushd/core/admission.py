@@ -187,7 +187,7 @@ class Batch:
 
 
 def collapse(envelopes: Sequence[NewEnvelope]) -> Batch:
-    """Fold envelopes with equal topic and hash into one: a repeat inside a request is stored once and answered twice."""
+    """Fold envelopes with equal topic and hash into one; a repeat in a request is stored once and answered twice."""
     distinct: list[NewEnvelope] = []
     seen: dict[tuple[bytes, bytes], int] = {}
     places = []

@@ -18,7 +18,7 @@ def canonical_bytes(message: Message) -> bytes:
     Recorded as golden bytes in the tests: a runtime that encoded differently would make retries new envelopes.
     """
     message.DiscardUnknownFields()
-    return message.SerializeToString(deterministic=True)
+    return bytes(message.SerializeToString(deterministic=True))
 
 
 def message_hash(canonical: bytes) -> bytes:

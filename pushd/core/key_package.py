@@ -1,8 +1,8 @@
 """Key packages: the structure of RFC 9420 §10, and what can be verified about one without knowing its owner.
 
 Verified: both signatures, the lifetime, that the leaf was made for a key package, the kind of credential, and that the
-two HPKE keys differ. Left to the clients that use a key package: whether the inbox exists and owns the key, which cipher
-suites, capabilities and extensions they accept, and how long a lifetime may be.
+two HPKE keys differ. Left to the clients that use a key package: whether the inbox exists and owns the key, which
+cipher suites, capabilities and extensions they accept, and how long a lifetime may be.
 """
 
 from __future__ import annotations

@@ -1,0 +1,28 @@
+"""`xmtp.backend.v1.QueryService`."""
+
+from __future__ import annotations
+
+from pushd.backend.query import QueryLimits, query_envelopes
+from pushd.rpc.gen.xmtp.backend.v1 import query_pb2 as wire
+from pushd.rpc.gen.xmtp.backend.v1.query_grpc import QueryServiceServicer
+from pushd.rpc.translate_publish import write_envelope
+from pushd.store.database import Database
+
+
+class QueryService(QueryServiceServicer):
+    """Reads of stored envelopes."""
+
+    def __init__(self, database: Database, limits: QueryLimits) -> None:
+        super().__init__()
+        self._database = database
+        self._limits = limits
+
+    async def Query(self, input_message: wire.QueryRequest) -> wire.QueryResponse:
+        """A page of the topics' envelopes in sequence order."""
+        wanted = [(one.topic.topic, one.cursor.sequence_id) for one in input_message.queries]
+        page = await query_envelopes(self._database, self._limits, wanted, input_message.limit)
+        response = wire.QueryResponse()
+        for stored in page.envelopes:
+            write_envelope(response.envelopes.add(), stored)
+        response.continuation.has_more = page.has_more
+        return response

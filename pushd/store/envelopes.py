@@ -1,0 +1,47 @@
+"""Reading stored envelopes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from attrs import frozen
+
+from pushd.model import EnvelopeMeta, StoredEnvelope
+from pushd.store.database import Connection
+from pushd.store.queries import query
+
+
+@frozen
+class Page:
+    """Envelopes in sequence order; `has_more` is of the same snapshot."""
+
+    envelopes: tuple[StoredEnvelope, ...]
+    has_more: bool
+
+
+async def load_envelopes_of_topics(
+    connection: Connection, cursors: Mapping[bytes, int], *, limit: int, max_bytes: int
+) -> Page:
+    """The first envelopes of these topics together, each topic above its own cursor (exclusive).
+
+    At most `limit` of them, and no more payload than `max_bytes`, except that one envelope always fits.
+    """
+    rows = await connection.fetch(
+        query("load_envelopes_of_topics"),
+        {
+            "topics": list(cursors),
+            "cursors": list(cursors.values()),
+            "max_rows": limit + 1,  # one more shows whether the page is the last
+            "max_bytes": max_bytes,
+        },
+        binary=True,
+    )
+    page = rows[:limit]
+    return Page(tuple(_stored(row) for row in page), has_more=bool(rows) and rows[0][-1] > len(page))
+
+
+def _stored(row: tuple[Any, ...]) -> StoredEnvelope:
+    sequence_id, topic, server_ns, expiry_ns, message_hash, is_commit_or_proposal, payload = row[:7]
+    meta = EnvelopeMeta(sequence_id, server_ns, expiry_ns, bytes(message_hash), bytes(topic), is_commit_or_proposal)
+    return StoredEnvelope(meta, bytes(payload))
