@@ -1,0 +1,238 @@
+"""Lookups in threads: shared while they run, kept by nobody, and unable to starve hosts that answer."""
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from ipaddress import ip_address
+
+import pytest
+import trio
+import trio.testing
+
+from pushd.channels import resolver as module
+from pushd.channels.resolver import ThreadResolver, check_webhook_url
+from pushd.core.addresses import Address
+
+PUBLIC = (ip_address("1.1.1.1"),)
+
+
+class Names:
+    """A blocking lookup whose names under .hang answer only when released."""
+
+    def __init__(self) -> None:
+        self.release = threading.Event()
+        self.calls: Counter[str] = Counter()
+        self.blocked = 0
+        self._lock = threading.Lock()
+
+    def __call__(self, host: str) -> tuple[Address, ...]:
+        with self._lock:
+            self.calls[host] += 1
+        if host.endswith(".hang"):
+            with self._lock:
+                self.blocked += 1
+            assert self.release.wait(60)
+            with self._lock:
+                self.blocked -= 1
+        if host.endswith(".missing"):
+            raise OSError("no such name")
+        return PUBLIC
+
+
+@pytest.fixture
+def names() -> Iterator[Names]:
+    names = Names()
+    yield names
+    names.release.set()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    with trio.fail_after(30):
+        while not condition():  # noqa: ASYNC110  # threads set what is waited for
+            await trio.sleep(0.005)
+
+
+async def abandon(resolver: ThreadResolver, names: Names, hosts: list[str]) -> None:
+    """Ask for every host, wait until the lookups that get a thread have one, and give up on all of them."""
+    async with trio.open_nursery() as asking:
+        for host in hosts:
+            asking.start_soon(resolver.resolve, host)
+        await until(lambda: names.blocked == min(len(hosts), module.MAX_UNPROVEN_LOOKUPS))
+        asking.cancel_scope.cancel()
+
+
+async def test_concurrent_callers_share_one_lookup_and_later_ones_get_a_new_one(names: Names) -> None:
+    resolver = ThreadResolver(names)
+    answers = []
+
+    async def ask() -> None:
+        answers.append(await resolver.resolve("a.hang"))
+
+    async with trio.open_nursery() as asking:
+        for _ in range(20):
+            asking.start_soon(ask)
+        await until(lambda: names.blocked == 1)
+        names.release.set()
+    assert answers == [PUBLIC] * 20
+    assert names.calls["a.hang"] == 1
+    assert await resolver.resolve("a.hang") == PUBLIC
+    assert names.calls["a.hang"] == 2
+
+
+async def test_t151_unknown_name_has_no_address(names: Names) -> None:
+    assert await ThreadResolver(names).resolve("a.missing") == ()
+
+
+async def test_the_system_knows_localhost() -> None:
+    assert ip_address("127.0.0.1") in await ThreadResolver().resolve("localhost")
+
+
+@pytest.mark.parametrize("host", ["a..b", ".example.com", f"{'a' * 64}.example"])
+async def test_s068_odd_names_have_no_address_and_raise_nothing(host: str) -> None:
+    assert await ThreadResolver().resolve(host) == ()
+
+
+async def test_abandoned_lookup_keeps_its_slot_until_the_thread_ends(names: Names) -> None:
+    resolver = ThreadResolver(names)
+    await abandon(resolver, names, ["a.hang"])
+    assert "threads=1," in repr(resolver)
+    with trio.move_on_after(0.05) as second:
+        await resolver.resolve("a.hang")
+    assert second.cancelled_caught
+    assert names.calls["a.hang"] == 1, "a hanging host got a second thread"
+    names.release.set()
+    await until(lambda: "threads=0," in repr(resolver))
+    assert await resolver.resolve("a.hang") == PUBLIC
+
+
+async def test_s041_names_that_hang_leave_hosts_that_answer_alone(names: Names) -> None:
+    resolver = ThreadResolver(names)
+    good = [f"{n}.good" for n in range(64)]
+    for host in good:
+        assert await resolver.resolve(host) == PUBLIC
+    await abandon(resolver, names, [f"{n}.hang" for n in range(module.MAX_LOOKUPS)])
+    assert names.blocked == module.MAX_UNPROVEN_LOOKUPS, "all slots for unproven hosts are held by dead lookups"
+    with trio.fail_after(30):
+        async with trio.open_nursery() as asking:
+            for host in good:
+                asking.start_soon(resolver.resolve, host)
+    assert names.blocked == module.MAX_UNPROVEN_LOOKUPS
+    assert all(names.calls[host] == 2 for host in good)
+
+
+async def test_host_that_was_left_behind_is_no_longer_proven(names: Names) -> None:
+    resolver = ThreadResolver(names)
+    names.release.set()
+    await resolver.resolve("a.hang")
+    names.release.clear()
+    await abandon(resolver, names, ["a.hang"])
+    assert "unproven=0," in repr(resolver), "it was proven when it started"
+    names.release.set()
+    await until(lambda: "threads=0," in repr(resolver))
+    names.release.clear()
+    await abandon(resolver, names, ["a.hang"])
+    assert "unproven=1," in repr(resolver)
+
+
+async def test_lookup_given_up_before_its_turn_never_runs(names: Names, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_UNPROVEN_LOOKUPS", 1)
+    resolver = ThreadResolver(names)
+    async with trio.open_nursery() as asking:
+        asking.start_soon(resolver.resolve, "first.hang")
+        await until(lambda: names.blocked == 1)
+        with trio.move_on_after(0.02):
+            await resolver.resolve("second.hang")
+        assert "waiting=0" in repr(resolver)
+        names.release.set()
+    assert names.calls["second.hang"] == 0
+
+
+async def test_waiting_lookups_run_in_order_when_slots_come_free(names: Names, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_UNPROVEN_LOOKUPS", 1)
+    resolver = ThreadResolver(names)
+    finished: list[str] = []
+
+    async def ask(host: str) -> None:
+        await resolver.resolve(host)
+        finished.append(host)
+
+    async with trio.open_nursery() as asking:
+        for host in ("first.hang", "second.good", "third.good"):
+            asking.start_soon(ask, host)
+            await trio.testing.wait_all_tasks_blocked()
+        names.release.set()
+    assert finished == ["first.hang", "second.good", "third.good"]
+
+
+class Script:
+    """Answers without threads; None hangs."""
+
+    def __init__(self, *addresses: str, hang: bool = False) -> None:
+        self.answer = tuple(map(ip_address, addresses))
+        self.hang = hang
+        self.asked: list[str] = []
+
+    async def resolve(self, host: str) -> tuple[Address, ...]:
+        self.asked.append(host)
+        if self.hang:
+            await trio.sleep_forever()
+        return self.answer
+
+
+@pytest.mark.parametrize(
+    ("url", "answer", "domains", "private", "allowed"),
+    [
+        pytest.param("https://localhost/", ["127.0.0.1", "::1"], [], False, False, id="T040 localhost"),
+        pytest.param("https://LOCALHOST/", ["127.0.0.1"], [], False, False, id="S010 LOCALHOST"),
+        pytest.param("https://a.localhost/", [], [], False, False, id="S010 a.localhost"),
+        pytest.param("https://localhost/hook", ["127.0.0.1"], ["LOCALHOST"], True, True, id="T042 listed"),
+        pytest.param("https://h.example/", ["1.1.1.1"], [], False, True, id="public"),
+        pytest.param("https://h.example/", ["1.1.1.1", "169.254.169.254"], [], False, False, id="S035 public first"),
+        pytest.param("https://h.example/", ["169.254.169.254", "1.1.1.1"], [], False, False, id="S035 private first"),
+        pytest.param("https://h.example/", ["1.1.1.1", "169.254.169.254"], [], True, True, id="table switched off"),
+        pytest.param("https://h.example/", [], [], False, False, id="S040 no address"),
+        pytest.param("https://h.example/", [], [], True, False, id="S040 no address, private allowed"),
+        pytest.param("https://xn--a.attacker.com/", ["127.0.0.1"], [], False, False, id="S065"),
+        pytest.param("https://a.example.org/", ["10.0.0.1"], ["*.example.org"], False, False, id="S074"),
+        pytest.param("https://a.example.org/", ["1.1.1.1"], ["*.example.org"], False, True, id="listed and public"),
+    ],
+)
+async def test_names_are_judged_by_all_their_addresses(
+    url: str, answer: list[str], domains: list[str], private: bool, allowed: bool
+) -> None:
+    script = Script(*answer)
+    verdict = await check_webhook_url(url, allowed_domains=domains, allow_private_addresses=private, resolver=script)
+    assert verdict is allowed
+    assert len(script.asked) == 1
+
+
+@pytest.mark.parametrize(
+    ("url", "domains", "private", "allowed"),
+    [
+        pytest.param("https://8.8.8.8/hook", [], False, True, id="T040 public literal"),
+        pytest.param("https://[::1]/hook", [], False, False, id="T040 loopback literal"),
+        pytest.param("https://127.0.0.1/hook", [], True, True, id="private allowed"),
+        pytest.param("https://127.0.0.1/hook", ["LOCALHOST"], True, False, id="T042 literal outside of the list"),
+        pytest.param("http://8.8.8.8/", [], True, False, id="T041 scheme"),
+        pytest.param("https://user:password@8.8.8.8/", [], True, False, id="T041 password"),
+        pytest.param("https://other.example/", ["hooks.example.com"], False, False, id="list comes before DNS"),
+        pytest.param("https://hooks.example.com./", ["hooks.example.com"], False, False, id="S073"),
+    ],
+)
+async def test_nothing_is_looked_up_for_literals_and_hosts_outside_of_the_list(
+    url: str, domains: list[str], private: bool, allowed: bool
+) -> None:
+    script = Script("1.1.1.1")
+    verdict = await check_webhook_url(url, allowed_domains=domains, allow_private_addresses=private, resolver=script)
+    assert verdict is allowed
+    assert script.asked == []
+
+
+async def test_s041_register_refuses_a_name_that_hangs_within_ten_seconds(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    started = trio.current_time()
+    assert not await check_webhook_url(
+        "https://h.example/", allowed_domains=(), allow_private_addresses=True, resolver=Script(hang=True)
+    )
+    assert trio.current_time() - started == pytest.approx(10)
