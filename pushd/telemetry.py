@@ -14,6 +14,7 @@ from typing import Any
 import structlog
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from pushd.core.tokens import Reason
 from pushd.model import Channel
 
 SECONDS_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
@@ -23,6 +24,7 @@ DELIVERY_OUTCOMES = ("delivered", "failed", "rejected", "mismatch", "dead", "sup
 RECIPIENT_ACTIONS = ("registered", "unregistered", "expired", "dead")
 SUBSCRIPTION_ACTIONS = ("added", "removed")
 DB_ERROR_KINDS = ("timeout", "invariant", "connection", "other")
+AUTH_REASONS = tuple(reason.value for reason in Reason)
 BOUNDARY_RESULTS = ("ok", "lock_timeout", "error")
 PUBLISH_OUTCOMES = ("stored", "duplicate", "rejected")
 PUBLISH_REASONS = (
@@ -53,6 +55,8 @@ class Event(enum.StrEnum):
     TERM_ENDED = "term_ended"
     BOUNDARY_LOCK_TIMEOUT = "boundary_lock_timeout"
     BOUNDARY_FAILED = "boundary_failed"
+    KEY_SET_REFRESH_FAILED = "key_set_refresh_failed"
+    KEY_SET_STALE = "key_set_stale"
 
 
 class Metrics:
@@ -69,6 +73,18 @@ class Metrics:
         self.db_released_open_transactions = self._counter(
             "xmtp_db_released_open_transactions", "Sessions given back to a pool with a transaction still open."
         )
+
+        self.auth_rejections = self._counter(
+            "xmtp_auth_rejections", "Calls turned away by authentication.", ("reason",)
+        )
+        for reason in AUTH_REASONS:
+            self.auth_rejections.labels(reason)
+        self.auth_jwks_refresh = self._counter(
+            "xmtp_auth_jwks_refresh", "Fetches of the issuer's key set.", ("result",)
+        )
+        for result in ("ok", "error"):
+            self.auth_jwks_refresh.labels(result)
+        self.auth_keys = self._gauge("xmtp_auth_keys", "Keys tokens may be signed with now.")
 
         self.push_deliveries = self._counter(
             "xmtp_push_deliveries", "Deliveries by channel and final outcome.", ("channel", "outcome")
