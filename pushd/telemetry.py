@@ -54,6 +54,7 @@ class Event(enum.StrEnum):
     TERM_STARTED = "term_started"
     TERM_ENDED = "term_ended"
     BOUNDARY_LOCK_TIMEOUT = "boundary_lock_timeout"
+    PROVIDER_REFUSES = "provider_refuses"
     BOUNDARY_FAILED = "boundary_failed"
     KEY_SET_REFRESH_FAILED = "key_set_refresh_failed"
     KEY_SET_STALE = "key_set_stale"
