@@ -10,12 +10,31 @@ from __future__ import annotations
 import hmac
 from collections.abc import Iterable, Sequence
 
+from attrs import field, frozen
+
 from pushd.model import HMAC_EPOCH_NS
 
 _GROUP_MESSAGE = 1  # field of ClientEnvelope
 _DATA = 1  # field of GroupMessage
 _LENGTH_DELIMITED = 2
 _FIXED_BYTES = {1: 8, 5: 4}
+
+
+@frozen
+class HmacCheck:
+    """One delivery that has to be compared before it is sent.
+
+    Attributes:
+        place: index of the delivery in its page.
+        sequence_id: its row.
+        key: the recipient's key for the row's epoch.
+        sender_hmac: the row's tag.
+    """
+
+    place: int
+    sequence_id: int
+    key: bytes = field(repr=False)
+    sender_hmac: bytes = field(repr=False)
 
 
 def key_in_window(server_ns: int, epoch_base: int | None, keys: Sequence[bytes | None]) -> bytes | None:

@@ -14,6 +14,9 @@ from collections import deque
 
 from attrs import field, frozen
 
+from pushd.core.suppression import HmacCheck
+from pushd.model import Delivery
+
 
 class Window:
     """One open run of rows. Made by `Windows.begin`; a delivery keeps a reference and calls `settle` on it once."""
@@ -108,3 +111,23 @@ class PageRequest:
         of the window's first page would lack rows for ever, so it has to be read again.
         """
         return self.last is None or boundary >= self.last
+
+
+@frozen
+class Page:
+    """What one page statement returned.
+
+    Attributes:
+        boundary: the closed boundary its snapshot sees.
+        first, last: bounds of the window, told with its first page alone; None there when no row is settled.
+        deliveries: one a (row, subscription), ordered by (row, recipient).
+        checks: those of the deliveries whose row may be the recipient's own, in the same order.
+        is_full: whether more may follow. Decided by the rows returned, before any suppression.
+    """
+
+    boundary: int
+    first: int | None
+    last: int | None
+    deliveries: list[Delivery] = field(repr=False)
+    checks: list[HmacCheck] = field(repr=False)
+    is_full: bool
