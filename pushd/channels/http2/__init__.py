@@ -1,6 +1,13 @@
 """HTTP/2 to providers: one client on h2 and Trio, shared by APNs and FCM."""
 
-from pushd.channels.http2.client import Http2Client, Origin, open_http2_client, open_transport, provider_tls
+from pushd.channels.http2.client import (
+    Http2Client,
+    Origin,
+    open_http2_client,
+    open_transport,
+    provider_origin,
+    provider_tls,
+)
 from pushd.channels.http2.connection import MAX_BODY_BYTES, ConnectionFailed, NotProcessed, Response
 from pushd.channels.http2.engine import literal
 
@@ -14,5 +21,6 @@ __all__ = [
     "literal",
     "open_http2_client",
     "open_transport",
+    "provider_origin",
     "provider_tls",
 ]

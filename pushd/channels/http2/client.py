@@ -11,6 +11,8 @@ import contextlib
 import math
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from pathlib import Path
+from urllib.parse import urlsplit
 
 import trio
 from attrs import field, frozen
@@ -29,14 +31,14 @@ _MAX_CONNECTIONS = 4
 
 @frozen(cache_hash=True)
 class Origin:
-    """Where requests go: a host name and port, with the TLS settings to trust it by.
+    """Where requests go: a host name and port, with the TLS settings to trust it by (None: a fake in clear).
 
     `pings` keeps an idle connection alive and checks it; for peers that punish pings it is closed instead.
     """
 
     host: str
     port: int
-    tls: ssl.SSLContext = field(repr=False)
+    tls: ssl.SSLContext | None = field(repr=False)
     pings: bool = True
 
     @property
@@ -46,19 +48,39 @@ class Origin:
         return host if self.port == 443 else f"{host}:{self.port}"
 
 
-def provider_tls() -> ssl.SSLContext:
-    """TLS settings for a provider: the system's trust store, names checked, HTTP/2 offered and nothing else.
+def provider_tls(ca_file: Path | None = None) -> ssl.SSLContext:
+    """TLS settings for a provider: names checked, HTTP/2 offered and nothing else.
 
-    Made once per process: reading the trust store costs about 17 ms.
+    Made once per provider: reading the system's trust store costs about 17 ms.
+
+    Args:
+        ca_file: PEM file with the only authorities to trust; the system's where None.
     """
-    context = ssl.create_default_context()
+    context = ssl.create_default_context(cafile=ca_file)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["h2"])
     return context
 
 
+def provider_origin(host: str, endpoint: str | None, ca_file: Path | None, *, pings: bool) -> Origin:
+    """The provider's own origin, or the fake at `endpoint` (development only, checked to be loopback by the config).
+
+    Args:
+        host: the provider's host name, port 443.
+        endpoint: `http(s)://host:port` of a fake.
+        ca_file: authority to trust instead of the system's.
+        pings: see `Origin`.
+    """
+    tls = provider_tls(ca_file)
+    if endpoint is None:
+        return Origin(host, 443, tls, pings)
+    parts = urlsplit(endpoint)
+    plain = parts.scheme == "http"
+    return Origin(parts.hostname or "", parts.port or (80 if plain else 443), None if plain else tls, pings)
+
+
 async def open_transport(origin: Origin) -> trio.abc.Stream:
-    """A TLS connection that speaks HTTP/2.
+    """A connection that speaks HTTP/2, over TLS unless the origin is in clear.
 
     Raises:
         ConnectionFailed: `connect` when nobody answers, `tls` when the certificate is not `origin`'s or the peer does
@@ -68,6 +90,8 @@ async def open_transport(origin: Origin) -> trio.abc.Stream:
         socket = await trio.open_tcp_stream(origin.host, origin.port)
     except OSError as error:
         raise ConnectionFailed("connect") from error
+    if origin.tls is None:
+        return socket
     stream = trio.SSLStream(socket, origin.tls, server_hostname=origin.host, https_compatible=True)
     try:
         await stream.do_handshake()
