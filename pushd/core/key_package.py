@@ -116,8 +116,8 @@ def is_acceptable(package: KeyPackage, now_s: int) -> bool:
         and leaf.not_before_s <= now_s < leaf.not_after_s
         and package.init_key != leaf.encryption_key
         and _names_an_inbox(leaf)
-        and _is_signed(leaf.signature_key, b"LeafNodeTBS", leaf.signed_part, leaf.signature)
-        and _is_signed(leaf.signature_key, b"KeyPackageTBS", package.signed_part, package.signature)
+        and is_signed(leaf.signature_key, b"LeafNodeTBS", leaf.signed_part, leaf.signature)
+        and is_signed(leaf.signature_key, b"KeyPackageTBS", package.signed_part, package.signature)
     )
 
 
@@ -133,7 +133,7 @@ def _names_an_inbox(leaf: LeafNode) -> bool:
     return True
 
 
-def _is_signed(key: bytes, label: bytes, content: bytes, signature: bytes) -> bool:
+def is_signed(key: bytes, label: bytes, content: bytes, signature: bytes) -> bool:
     """VerifyWithLabel of RFC 9420 §5.1.2 for Ed25519."""
     try:
         Ed25519PublicKey.from_public_bytes(key).verify(
