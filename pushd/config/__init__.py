@@ -21,7 +21,7 @@ from pushd.config.keys import (
     Streams,
     Telemetry,
 )
-from pushd.config.load import load_config
+from pushd.config.load import check_clock, load_config
 from pushd.config.values import Address
 
 __all__ = [
@@ -43,5 +43,6 @@ __all__ = [
     "Severity",
     "Streams",
     "Telemetry",
+    "check_clock",
     "load_config",
 ]

@@ -22,6 +22,7 @@ from pushd.config.finding import Finding, InvalidConfig, Severity
 from pushd.config.keys import Config
 from pushd.config.positions import KeyPath, key_lines
 from pushd.config.rules import broken_rules
+from pushd.core.expiry import ExpiryOutOfRange, expires_at_ns
 
 CONFIG_VARIABLE = "PUSHD_CONFIG"
 ENV_PREFIX = "env:"
@@ -53,6 +54,29 @@ def load_config(path: Path | None, environ: Mapping[str, str]) -> Config:
     if examined.config is None:
         raise InvalidConfig(finding for finding in examined.findings if finding.severity is Severity.ERROR)
     return examined.config
+
+
+def check_clock(config: Config, now_ns: int) -> None:
+    """Check that what lasts from `now_ns`, nanoseconds since 1970 by the database's clock, ends in 64 bits.
+
+    Raises:
+        InvalidConfig: a lifetime is too long for this clock.
+    """
+    lifetimes = {
+        "push.recipient_ttl_seconds": config.push.recipient_ttl_seconds,
+        "retention.group_message_seconds": config.retention.group_message_seconds,
+        "retention.welcome_seconds": config.retention.welcome_seconds,
+        "retention.key_package_seconds": config.retention.key_package_seconds,
+    }
+    findings = []
+    for key, lifetime_s in lifetimes.items():
+        try:
+            expires_at_ns(now_ns, lifetime_s)
+        except ExpiryOutOfRange:
+            what = "counted from the database's clock ends after 2262, beyond 64 bits of nanoseconds"
+            findings.append(Finding(Severity.ERROR, key, "database clock", what, "lower it, or set that clock right"))
+    if findings:
+        raise InvalidConfig(findings)
 
 
 def examine(path: Path | None, environ: Mapping[str, str]) -> Examined:

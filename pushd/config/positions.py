@@ -58,7 +58,7 @@ class _Scan:
                     table = self._header(array=False)
                 else:
                     self._pair(table)
-        except (_Lost, RecursionError):
+        except (_Lost, RecursionError, tomllib.TOMLDecodeError):
             pass
         return self._lines
 
@@ -68,24 +68,16 @@ class _Scan:
         names = self._names()
         self._skip_blank()
         self._expect("]]" if array else "]")
-        parent = self._newest(names[:-1])
-        table: KeyPath = (*parent, names[-1])
-        if array:
-            self._arrays[table] = self._arrays.get(table, -1) + 1
-        self._mark(table, line)
-        table = self._newest_of(table)
-        self._mark(table, line)
+        table: KeyPath = ()
+        for depth, name in enumerate(names, start=1):
+            table = (*table, name)
+            self._mark(table, line)
+            if array and depth == len(names):
+                self._arrays[table] = self._arrays.get(table, -1) + 1
+            if table in self._arrays:
+                table = (*table, self._arrays[table])
+                self._mark(table, line)
         return table
-
-    def _newest(self, names: list[str]) -> KeyPath:
-        path: KeyPath = ()
-        for name in names:
-            path = self._newest_of((*path, name))
-        return path
-
-    def _newest_of(self, path: KeyPath) -> KeyPath:
-        index = self._arrays.get(path)
-        return path if index is None else (*path, index)
 
     def _pair(self, table: KeyPath) -> None:
         line = self._line

@@ -93,10 +93,11 @@ def database_url(url: Secret) -> str | None:
     if not text.startswith(("postgres://", "postgresql://")):
         return "must be a postgres:// or postgresql:// URL"
     try:
-        conninfo_to_dict(text)
+        ports = str(conninfo_to_dict(text).get("port", "")).split(",")
     except (ProgrammingError, ValueError):
         return "is not a connection URL PostgreSQL can read"
-    return None
+    # The parser takes any text for a port and leaves it to the connection to fail.
+    return None if all(port == "" or port.isdecimal() for port in ports) else "has a port that is not a number"
 
 
 def jwks_url(url: Secret) -> str | None:
