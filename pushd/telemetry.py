@@ -51,6 +51,7 @@ class Event(enum.StrEnum):
     REPLICA_WAIT = "replica_wait"
     RPC_COMPLETED = "rpc_completed"
     RPC_FAILED = "rpc_failed"
+    RPC_PEER_DROPPED = "rpc_peer_dropped"
     TERM_STARTED = "term_started"
     TERM_ENDED = "term_ended"
     DISPATCHER_UNREACHABLE = "dispatcher_unreachable"
@@ -75,6 +76,16 @@ class Metrics:
         self.registry = CollectorRegistry()
         self.info = self._gauge("xmtp_backend_info", "The running version; always 1.", ("version",))
         self.ready = self._gauge("xmtp_backend_ready", "1 while this instance serves, else 0.")
+
+        call = ("grpc_service", "grpc_method", "grpc_type")
+        self.grpc_started = self._counter("grpc_server_started", "Calls begun.", call)
+        self.grpc_handled = self._counter("grpc_server_handled", "Calls ended, by status.", (*call, "grpc_code"))
+        self.grpc_handling_seconds = self._histogram(
+            "grpc_server_handling_seconds", "Time from a call's headers to its status.", (*call, "grpc_code")
+        )
+        self.grpc_in_flight = self._gauge("grpc_server_in_flight", "Calls being served.", call)
+        self.grpc_request_bytes = self._counter("grpc_server_request_bytes", "Request messages, encoded.", call)
+        self.grpc_response_bytes = self._counter("grpc_server_response_bytes", "Response messages, encoded.", call)
 
         self.db_errors = self._counter("xmtp_db_errors", "Database errors answered to callers.", ("kind",))
         for kind in DB_ERROR_KINDS:
