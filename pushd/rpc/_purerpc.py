@@ -11,6 +11,8 @@ APNs and FCM connections use the same h2 and nothing here needs the change.
 
 from __future__ import annotations
 
+from typing import Any
+
 import h2.events
 import h2.stream
 
@@ -19,9 +21,11 @@ if not hasattr(h2.events, "PingAcknowledged"):
 
 _transitions = dict(h2.stream._transitions)
 
-import purerpc  # noqa: E402 - after the alias, see above
+import purerpc as _purerpc  # noqa: E402 - after the alias, see above
 
 h2.stream._transitions.clear()
 h2.stream._transitions.update(_transitions)
+
+purerpc: Any = _purerpc  # it carries no types
 
 __all__ = ["purerpc"]

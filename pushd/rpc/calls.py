@@ -1,0 +1,237 @@
+"""One call as the task that serves it sees it, under Trio."""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections import deque
+from collections.abc import Mapping
+from contextvars import ContextVar
+from typing import Protocol
+from uuid import uuid4
+
+import trio
+
+from pushd.errors import Code, StatusError
+from pushd.rpc.machine import Fault, Request, ServerMachine, Status
+
+# Of one stream's messages, this much may wait for the peer before its handler waits too.
+_WAITING_BYTES = 64 * 1024
+
+
+class Reason(enum.Enum):
+    """Why a call was cancelled from outside; its deadline needs no reason."""
+
+    PEER = "the caller gave up"
+    CONNECTION = "the connection is gone"
+    DRAIN = "server is shutting down"
+
+
+class Connection(Protocol):
+    """What a call needs of the connection it came on."""
+
+    machine: ServerMachine
+    stall_s: float
+
+    def poke(self) -> None:
+        """There may be new output."""
+
+    async def wait_progress(self) -> None:
+        """Return when output was written next."""
+
+
+class Call:
+    """A call being served.
+
+    Handlers may read `path`, `headers` (names in lower case), `peer` (an address, private) and `deadline` (Trio's
+    clock, infinite when the caller set none) of `current_call()`.
+    """
+
+    __slots__ = (
+        "_connection",
+        "_ended",
+        "_fault",
+        "_finished",
+        "_inbox",
+        "_wake",
+        "peer",
+        "reason",
+        "request",
+        "request_bytes",
+        "request_id",
+        "response_bytes",
+        "scope",
+        "stream_id",
+    )
+
+    def __init__(self, connection: Connection, stream_id: int, request: Request, peer: str) -> None:
+        self._connection = connection
+        self._inbox: deque[bytes] = deque()
+        self._ended = False
+        self._fault: Fault | None = None
+        self._finished = False
+        self._wake: trio.Event | None = None
+        self.peer = peer
+        self.reason: Reason | None = None
+        self.request = request
+        self.request_bytes = 0
+        self.request_id = str(uuid4())
+        self.response_bytes = 0
+        timeout_s = request.timeout_s
+        self.scope = trio.CancelScope(deadline=math.inf if timeout_s is None else trio.current_time() + timeout_s)
+        self.stream_id = stream_id
+
+    def __repr__(self) -> str:
+        return f"<Call {self.request_id} reason={self.reason} finished={self._finished}>"
+
+    @property
+    def path(self) -> str:
+        """`/package.Service/Method` as the caller wrote it."""
+        return self.request.path
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """The request's metadata; repeated names are joined by a comma."""
+        return self.request.headers
+
+    @property
+    def deadline(self) -> float:
+        """When the call ends DEADLINE_EXCEEDED, on Trio's clock."""
+        return self.scope.deadline
+
+    # --- from the connection
+
+    def put_message(self, payload: bytes) -> None:
+        """A request message arrived."""
+        self._inbox.append(payload)
+        self._awake()
+
+    def put_end(self) -> None:
+        """The last request message has arrived."""
+        self._ended = True
+        self._awake()
+
+    def put_fault(self, fault: Fault) -> None:
+        """No further request message can be read."""
+        self._fault = fault
+        self._awake()
+
+    def cancel(self, reason: Reason) -> None:
+        """Ends the call's handler at its next checkpoint. The first reason counts."""
+        if self.reason is None:
+            self.reason = reason
+        self.scope.cancel(reason=reason.value)
+
+    def _awake(self) -> None:
+        if self._wake is not None:
+            self._wake.set()
+
+    # --- to the handler
+
+    async def receive(self) -> bytes | None:
+        """The next request message, or None after the last one.
+
+        Raises:
+            RequestFault: the request's bytes are not usable.
+            StatusError: the peer stalled inside a message.
+        """
+        while True:
+            if self._inbox:
+                payload = self._inbox.popleft()
+                self.request_bytes += len(payload)
+                self._connection.machine.consumed(self.stream_id, payload)
+                self._connection.poke()
+                return payload
+            if self._fault is not None:
+                raise RequestFault(self._fault)
+            if self._ended:
+                return None
+            await self._wait_more(inside=self._connection.machine.partial(self.stream_id))
+
+    async def receive_only(self) -> bytes:
+        """The one message of a request that has to have exactly one.
+
+        Raises:
+            RequestFault: as for `receive`, or the number of messages is not one.
+            StatusError: the peer stalled before the request was complete.
+        """
+        while not self._ended and self._fault is None and len(self._inbox) < 2:
+            await self._wait_more(inside=True)
+        if self._fault is not None:
+            raise RequestFault(self._fault)
+        if len(self._inbox) != 1:
+            raise RequestFault(None)
+        payload = self._inbox.popleft()
+        self.request_bytes = len(payload)
+        # Given back when the call ends: its bytes live on in the decoded message.
+        return payload
+
+    async def _wait_more(self, *, inside: bool) -> None:
+        """Waits for anything new; inside a message, not longer than the peer may stall."""
+        machine = self._connection.machine
+        self._wake = trio.Event()
+        before = machine.progress(self.stream_id)
+        with trio.move_on_after(self._connection.stall_s) as scope:
+            await self._wake.wait()
+        self._wake = None
+        if scope.cancelled_caught and inside and before is not None and machine.progress(self.stream_id) == before:
+            raise StatusError(Code.UNAVAILABLE, "request stalled")
+
+    def begin(self) -> None:
+        """Sends the response headers."""
+        self._connection.machine.start(self.stream_id, self.request_id.encode("ascii"))
+
+    def send_nowait(self, payload: bytes) -> None:
+        """Queues a response message."""
+        self.response_bytes += len(payload)
+        self._connection.machine.send(self.stream_id, payload)
+        self._connection.poke()
+
+    async def wait_room(self, limit: int = _WAITING_BYTES) -> None:
+        """Waits until at most `limit` bytes of this call's messages wait for the peer.
+
+        Raises:
+            StatusError: the peer takes nothing for too long.
+        """
+        machine = self._connection.machine
+        while (waiting := machine.waiting_bytes(self.stream_id)) > limit:
+            with trio.move_on_after(self._connection.stall_s):
+                while machine.waiting_bytes(self.stream_id) == waiting:
+                    await self._connection.wait_progress()
+                continue
+            raise StatusError(Code.UNAVAILABLE, "response stalled")
+
+    def finish(self, status: Status, http_status: int = 200) -> None:
+        """Ends the call. A second status cannot be sent: the stream is then reset if it still has something to say."""
+        machine = self._connection.machine
+        if not self._finished:
+            self._finished = True
+            machine.finish(self.stream_id, status, self.request_id.encode("ascii"), http_status=http_status)
+        elif status.code is not Code.OK:
+            machine.reset(self.stream_id)
+        self._connection.poke()
+
+
+class RequestFault(Exception):
+    """The request's bytes are not usable; None as fault means the number of messages is wrong."""
+
+    def __init__(self, fault: Fault | None) -> None:
+        super().__init__(fault)
+        self.fault = fault
+
+
+_current: ContextVar[Call] = ContextVar("pushd_rpc_call")
+
+
+def current_call() -> Call:
+    """The call that the running handler serves.
+
+    Raises:
+        LookupError: no call is being served here.
+    """
+    return _current.get()
+
+
+def enter_call(call: Call) -> None:
+    """Makes `call` the current one of this task and the tasks it starts."""
+    _current.set(call)

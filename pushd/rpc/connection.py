@@ -1,0 +1,222 @@
+"""One accepted connection under Trio: a reader, a writer, and a task for every call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+
+import trio
+from trio.lowlevel import ParkingLot
+
+from pushd.rpc.boundary import Boundary
+from pushd.rpc.calls import Call, Reason
+from pushd.rpc.machine import (
+    CallCancelled,
+    CallOpened,
+    ConnectionFailed,
+    HalfClosed,
+    MachineEvent,
+    MessageReceived,
+    MessagesSpoilt,
+    ServerMachine,
+)
+from pushd.rpc.settings import RpcSettings
+from pushd.telemetry import Event, get_logger
+
+_READ_BYTES = 64 * 1024
+# A peer that does not read what it makes us write is not read from either.
+_UNREAD_OUTPUT_BYTES = 512 * 1024
+# After our last word the peer may still be sending. Closing at once would answer that with a TCP reset, which can
+# destroy the last word in flight; so its bytes are read and dropped for this long, or until it closes.
+_LINGER_S = 0.5
+
+log = get_logger()
+
+
+class ServerConnection:
+    """Moves bytes between a stream and a machine, and turns the machine's events into calls.
+
+    Args:
+        stream: the accepted stream, TLS included.
+        handshake_deadline: when the peer's preface and SETTINGS have to be here, on Trio's clock.
+        call_ended: told after every call, for the server's count of running ones.
+    """
+
+    def __init__(
+        self,
+        stream: trio.abc.Stream,
+        machine: ServerMachine,
+        boundary: Boundary,
+        settings: RpcSettings,
+        peer: str,
+        handshake_deadline: float,
+        call_ended: Callable[[], None],
+    ) -> None:
+        self.machine = machine
+        self.stall_s = settings.stall_s
+        self.last_active = trio.current_time()
+        self._stream = stream
+        self._boundary = boundary
+        self._settings = settings
+        self._peer = peer
+        self._handshake_deadline = handshake_deadline
+        self._call_ended = call_ended
+        self._calls: dict[int, Call] = {}
+        self._wake = trio.Event()
+        self._writing = False
+        self._progress = ParkingLot()
+
+    def __repr__(self) -> str:
+        return f"<ServerConnection calls={len(self._calls)} {self.machine!r}>"
+
+    @property
+    def calls(self) -> int:
+        """Calls being served."""
+        return len(self._calls)
+
+    async def run(self) -> None:
+        """Serves until the peer leaves, breaks the protocol, falls silent, or a drain is over."""
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._read_and_leave, nursery)
+                nursery.start_soon(self._write_and_leave, nursery)
+        finally:
+            self.machine.drop_all()
+
+    def drain(self) -> None:
+        """Takes no new streams, ends streaming calls, and leaves once nothing runs."""
+        self.machine.goaway()
+        for call in self._calls.values():
+            if self._boundary.is_streaming(call.path):
+                call.cancel(Reason.DRAIN)
+        self.poke()
+
+    def cancel_calls(self, reason: Reason) -> None:
+        """Ends every call."""
+        for call in self._calls.values():
+            call.cancel(reason)
+
+    # --- what a call needs
+
+    def poke(self) -> None:
+        """There may be new output."""
+        self._wake.set()
+
+    async def wait_progress(self) -> None:
+        """Returns when output was written next."""
+        await self._progress.park()
+
+    # --- writing
+
+    async def _write_and_leave(self, nursery: trio.Nursery) -> None:
+        try:
+            await self._write()
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            pass
+        else:
+            nursery.cancel_scope.deadline = trio.current_time() + _LINGER_S
+            self.cancel_calls(Reason.CONNECTION)
+            return
+        self.cancel_calls(Reason.CONNECTION)
+        nursery.cancel_scope.cancel(reason="cannot write to the peer")
+
+    async def _write(self) -> None:
+        """Writes until there is a last word: one write for everything that has come together since the one before."""
+        machine = self.machine
+        while True:
+            data = machine.data_to_send()
+            if data:
+                self._writing = True
+                with trio.move_on_after(self.stall_s) as scope:
+                    await self._stream.send_all(data)
+                if scope.cancelled_caught:
+                    raise trio.BrokenResourceError
+                self._writing = False
+                self._progress.unpark_all()
+            elif machine.closed or (machine.draining and machine.idle):
+                return
+            else:
+                await self._wake.wait()
+                self._wake = trio.Event()
+
+    # --- reading
+
+    async def _read_and_leave(self, nursery: trio.Nursery) -> None:
+        with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+            await self._read(nursery)
+        self.cancel_calls(Reason.CONNECTION)
+        nursery.cancel_scope.cancel(reason="the peer left")
+
+    async def _read(self, nursery: trio.Nursery) -> None:
+        machine = self.machine
+        while data := await self._receive():
+            self.last_active = trio.current_time()
+            if machine.closed:
+                continue  # lingering
+            opened: list[Call] = []
+            for event in machine.receive_data(data, self.last_active):
+                self._handle(event, opened)
+            for call in opened:
+                if call.reason is None:  # else it was opened and given up in one piece of input
+                    nursery.start_soon(self._serve, call)
+                else:
+                    self._forget(call)
+            self.poke()
+            while self._writing and machine.output_bytes > _UNREAD_OUTPUT_BYTES:
+                await self._progress.park()
+
+    async def _receive(self) -> bytes:
+        """Bytes from the peer; empty when it has closed or has not given a sign of life in time."""
+        settings = self._settings
+        if not self.machine.handshaken:
+            with trio.move_on_at(self._handshake_deadline):
+                return bytes(await self._stream.receive_some(_READ_BYTES))
+            return b""
+        with trio.move_on_after(settings.idle_s):
+            return bytes(await self._stream.receive_some(_READ_BYTES))
+        if not self.machine.closed:
+            self.machine.ping()
+            self.poke()
+        with trio.move_on_after(settings.ping_s):
+            return bytes(await self._stream.receive_some(_READ_BYTES))
+        return b""
+
+    def _handle(self, event: MachineEvent, opened: list[Call]) -> None:
+        if isinstance(event, CallOpened):
+            call = Call(self, event.stream_id, event.request, self._peer)
+            self._calls[event.stream_id] = call
+            opened.append(call)
+        elif isinstance(event, ConnectionFailed):
+            log.debug(Event.RPC_PEER_DROPPED, reason=event.reason)
+            self.cancel_calls(Reason.CONNECTION)
+        elif isinstance(event, MessageReceived | HalfClosed | MessagesSpoilt | CallCancelled):
+            running = self._calls.get(event.stream_id)
+            if running is not None:
+                _tell(running, event)
+
+    # --- calls
+
+    async def _serve(self, call: Call) -> None:
+        try:
+            await self._boundary.serve(call)
+        finally:
+            self._forget(call)
+
+    def _forget(self, call: Call) -> None:
+        del self._calls[call.stream_id]
+        self.machine.release(call.stream_id)
+        self._call_ended()
+        if self.machine.draining:
+            self.poke()  # the writer may have been waiting for the last call
+
+
+def _tell(call: Call, event: MessageReceived | HalfClosed | MessagesSpoilt | CallCancelled) -> None:
+    match event:
+        case MessageReceived():
+            call.put_message(event.payload)
+        case HalfClosed():
+            call.put_end()
+        case MessagesSpoilt():
+            call.put_fault(event.fault)
+        case CallCancelled():
+            call.cancel(Reason.PEER)

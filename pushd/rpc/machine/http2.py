@@ -1,0 +1,63 @@
+"""h2's connection, changed where it does not fit a long-lived gRPC endpoint.
+
+Three things are overridden, all present in h2 3.2 and 4.4 alike (a test holds both to it):
+
+- GOAWAY, sent or received, ends a connection for h2: it refuses every further frame. RFC 9113 §6.8 lets running
+  streams finish, so a received GOAWAY becomes an event only, and a sent one is a frame without a change of state;
+- the memory of closed streams is cut from 65,536 to 4,096 entries; it has to outlive frames in flight only;
+- the size of what waits to be sent can be asked for.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from h2.config import H2Configuration
+from h2.connection import H2Connection
+from h2.events import ConnectionTerminated, Event
+from h2.settings import SettingCodes, Settings
+from hyperframe.frame import GoAwayFrame
+
+
+class Http2(H2Connection):
+    """One HTTP/2 connection that survives GOAWAY."""
+
+    MAX_CLOSED_STREAMS = 4_096
+
+    def __init__(self, *, client_side: bool, settings: dict[SettingCodes, int], max_streams_before_error: int) -> None:
+        # Headers are judged by us, a call at a time: a bad one must not end the connection. What we send is our own.
+        super().__init__(
+            H2Configuration(
+                client_side=client_side,
+                header_encoding=False,
+                validate_inbound_headers=False,
+                normalize_inbound_headers=False,
+                validate_outbound_headers=False,
+                normalize_outbound_headers=False,
+            )
+        )
+        self.local_settings = Settings(client=client_side, initial_values=settings)
+        self.decoder.max_header_list_size = settings[SettingCodes.MAX_HEADER_LIST_SIZE]
+        self.initiate_connection()
+        # h2 answers one stream too many by ending the connection, although a peer may open it before it has read our
+        # settings. The advertised number is kept by refusing streams; h2's own check is only the backstop.
+        self.local_settings = Settings(
+            client=client_side,
+            initial_values=settings | {SettingCodes.MAX_CONCURRENT_STREAMS: max_streams_before_error},
+        )
+
+    @property
+    def output_bytes(self) -> int:
+        """How many bytes wait to be sent."""
+        return len(self._data_to_send)
+
+    def announce_goaway(self, last_stream_id: int, error_code: int = 0) -> None:
+        """Sends GOAWAY and keeps serving streams up to `last_stream_id`."""
+        self._prepare_for_sending([GoAwayFrame(0, last_stream_id=last_stream_id, error_code=error_code)])
+
+    def _receive_goaway_frame(self, frame: Any) -> tuple[list[Any], list[Event]]:
+        event = ConnectionTerminated()
+        event.error_code = frame.error_code
+        event.last_stream_id = frame.last_stream_id
+        event.additional_data = None  # a peer's free text has no use here and does not belong into logs
+        return [], [event]
