@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import importlib.metadata
+import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -26,6 +27,7 @@ from pushd.core.expiry import ExpiryOutOfRange, expires_at_ns
 
 CONFIG_VARIABLE = "PUSHD_CONFIG"
 ENV_PREFIX = "env:"
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}\Z")
 
 
 @frozen
@@ -152,12 +154,10 @@ def _overlap(one: KeyPath, other: KeyPath) -> bool:
 
 
 def _structure(document: dict[str, Any]) -> tuple[Config | None, list[Mistake]]:
-    caught: ClassValidationError | None = None
     try:
         return structure(document), []
     except ClassValidationError as exc:
-        caught = exc
-    return None, [_explained(mistake) for mistake in mistakes_of(caught)]
+        return None, [_explained(mistake) for mistake in mistakes_of(exc)]
 
 
 def _is_env(text: str) -> bool:
@@ -173,8 +173,9 @@ def _resolve(node: Any, path: KeyPath, environ: Mapping[str, str]) -> Iterator[M
         elif _is_env(value):
             variable = value.removeprefix(ENV_PREFIX)
             node[name] = environ.get(variable) or None
-            if not variable:
-                yield Mistake((*path, name), "lacks the name of a variable after env:", "write env:NAME")
+            if _VARIABLE.match(variable) is None:
+                # Not repeated: what stands here may be the secret itself, pasted after the prefix.
+                yield Mistake((*path, name), "must name a variable after env:, of letters, digits and _", "env:NAME")
             elif node[name] is None:
                 state = "is empty" if variable in environ else "is not set"
                 what = f"names the environment variable {variable}, which {state}"

@@ -81,11 +81,12 @@ def test_variables_are_replaced_once_and_only_whole(tmp_path):
 @pytest.mark.parametrize(
     ("reference", "variables", "words"),
     [
-        ("env:", {"": "x"}, "lacks the name"),
+        ("env:", {"": "x"}, "must name a variable"),
+        ("env:not a name", {"not a name": "x"}, "must name a variable"),
         ("env:NOT_THERE", {}, "NOT_THERE, which is not set"),
         ("env:BLANK", {"BLANK": ""}, "BLANK, which is empty"),
     ],
-    ids=["T072-no-name", "T072-unset", "empty"],
+    ids=["T072-no-name", "no-name-at-all", "T072-unset", "empty"],
 )
 def test_unresolved_variable_is_one_mistake_that_names_it(tmp_path, reference, variables, words):
     found = mistakes(tmp_path, apns_block(key=f'"{reference}"'), variables)

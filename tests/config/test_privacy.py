@@ -73,6 +73,7 @@ def test_secrets_appear_nowhere(disguises, token, by_variable):
     if by_variable:
         variables = {key.upper().replace(".", "_"): value for key, value in secrets.items()}
         values = {key: json.dumps("env:" + key.upper().replace(".", "_")) for key in secrets}
+        values["push.http.allowed_domains"] = '["env:NOT_THERE"]'
     else:
         variables, values = {}, {key: json.dumps(value) for key, value in secrets.items()}
     assert token not in _everything_printed(_document(values), variables)
@@ -85,6 +86,14 @@ def test_no_refused_value_is_repeated(disguises, token):
     with tempfile.TemporaryDirectory() as folder:
         found = check_config(write(Path(folder), _document(values)), {})
     assert token not in as_text(found) + as_json(found) + repr(found)
+
+
+BROKEN = ["a = {}", "a = 'x' {}", 'a = "{}', "a = [{}", "a = '''{}", "a = { {}", "{}", "[{}", 'a = "env:{} {}"']
+
+
+@given(st.sampled_from(BROKEN), TOKENS.map("x{}".format))
+def test_text_in_the_wrong_place_is_not_repeated(broken, token):
+    assert token not in _everything_printed("[push]\n" + broken.replace("{}", token), {})
 
 
 def test_good_secrets_appear_nowhere():
