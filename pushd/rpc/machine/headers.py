@@ -128,11 +128,15 @@ def encode_grpc_message(message: str) -> bytes:
 
 @frozen
 class Status:
-    """How a call ended. `details` is an encoded google.rpc.Status, from `grpc-status-details-bin`."""
+    """How a call ended. `details` is an encoded google.rpc.Status, from `grpc-status-details-bin`.
+
+    `from_peer` tells a status the peer has sent from one concluded here: only the former is the backend's judgement.
+    """
 
     code: Code
     message: str = ""
     details: bytes | None = None
+    from_peer: bool = field(default=False, eq=False)
 
 
 def status_headers(status: Status) -> RawHeaders:
@@ -153,7 +157,8 @@ def parse_status(raw: Iterable[tuple[bytes, bytes]]) -> Status | None:
         return None
     known = code.isdigit() and len(code) <= 2 and int(code) <= max(Code)
     message = unquote(headers.get(b"grpc-message", b"").decode("latin-1"), errors="replace")
-    return Status(Code(int(code)) if known else Code.UNKNOWN, message, _binary(headers.get(b"grpc-status-details-bin")))
+    details = _binary(headers.get(b"grpc-status-details-bin"))
+    return Status(Code(int(code)) if known else Code.UNKNOWN, message, details, from_peer=True)
 
 
 def _binary(value: bytes | None) -> bytes | None:
