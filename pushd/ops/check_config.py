@@ -58,7 +58,7 @@ def print_schema() -> None:
 
 def as_text(findings: list[Finding]) -> str:
     """One line for each finding: severity, where, key, what, how to mend."""
-    lines = (f"{finding.severity}: {finding}. Mend: {finding.mend}." for finding in findings)
+    lines = (f"{finding.severity}: {finding} (to mend: {finding.mend})" for finding in findings)
     return "\n".join(lines) or "nothing to mend"
 
 

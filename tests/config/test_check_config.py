@@ -181,9 +181,9 @@ def test_text_has_one_line_a_finding(tmp_path):
     path = write(tmp_path, TWO)
     lines = as_text(check_config(path, {})).splitlines()
     assert lines == [
-        f"error: {path}:2: push.max_attempts must be from 1 to 10. Mend: leave the key out for its default.",
-        f"error: {path}:4: server.listen must be a numeric address with a port, like 127.0.0.1:5050 or [::1]:5050. "
-        "Mend: leave the key out for its default.",
+        f"error: {path}:2: push.max_attempts must be from 1 to 10 (to mend: leave the key out for its default)",
+        f"error: {path}:4: server.listen must be a numeric address with a port, like 127.0.0.1:5050 or [::1]:5050 "
+        "(to mend: leave the key out for its default)",
     ]
 
 
