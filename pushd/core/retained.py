@@ -178,6 +178,7 @@ class Retained:
         self._by_recipient: dict[bytes, set[Work]] = {}
         self._reserved = 0
         self._retry_until = math.inf
+        self._is_discarded = False
         self.waiting = 0
         """Deliveries that await a first attempt or a retry."""
 
@@ -222,7 +223,7 @@ class Retained:
         A reservation does not keep retries out, so a page may find less room than it reserved; the caller reads the
         rest again. Its reservation is released separately.
         """
-        count = min(len(deliveries), self._bounds.retained - self.waiting)
+        count = 0 if self._is_discarded else min(len(deliveries), self._bounds.retained - self.waiting)
         windows.admit(window, count)
         self.waiting += count
         lanes, by_recipient = self._lanes, self._by_recipient
@@ -351,8 +352,9 @@ class Retained:
     def discard(self) -> int:
         """The lock is lost: forget all that waits, unsent and uncounted, for the successor to send; say how much.
 
-        Attempts in flight go on; none of them is repeated.
+        Attempts in flight go on; none of them is repeated. A page that arrives later finds no room.
         """
+        self._is_discarded = True
         self._retry_until = -math.inf
         works = [work for lane in self._lanes.values() for work in lane.clear()]
         works += [work for _, _, work in self._due if work.state is State.WAITING]

@@ -24,7 +24,7 @@ RETRY_MIN_S = {Channel.APNS: 1.0, Channel.FCM: 10.0, Channel.HTTP: 1.0}
 JITTER_SHARE = 0.2  # delays are minima, so they are spread upwards only; 256 failures at once must not retry at once
 
 
-class Result(enum.Enum):
+class Result(enum.StrEnum):
     """How a delivery ended: the `outcome` label of `xmtp_push_deliveries_total` (PUSH-095)."""
 
     DELIVERED = "delivered"

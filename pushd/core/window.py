@@ -78,6 +78,12 @@ class Windows:
         assert window is self._loading
         window._awaiting += count
 
+    def shorten(self, window: Window, last: int) -> None:
+        """Let `window` end with the row `last`, below which everything admitted so far lies; the rest comes later."""
+        assert window is self._loading
+        assert window.floor < last <= window.last
+        window.last = last
+
     def close(self, window: Window) -> None:
         """The last page of `window` is loaded: the read position moves to its last row."""
         assert window is self._loading
@@ -100,9 +106,18 @@ class PageRequest:
     last: int | None = None
     resume: tuple[int, bytes] | None = field(default=None, repr=False)
 
-    def after(self, last: int, resume: tuple[int, bytes]) -> PageRequest:
-        """The next page of the same window."""
-        return PageRequest(self.floor, last, resume)
+    def from_start(self, last: int) -> PageRequest:
+        """The window again from its start, now that its last row is fixed."""
+        return PageRequest(self.floor, last, (self.floor + 1, b""))
+
+    def after(self, resume: tuple[int, bytes]) -> PageRequest:
+        """The page of the same window after this pair."""
+        return PageRequest(self.floor, self.last, resume)
+
+    def shortened(self) -> PageRequest:
+        """The same page of a window that ends with the row where the page starts."""
+        assert self.resume is not None
+        return PageRequest(self.floor, self.resume[0], self.resume)
 
     def is_current(self, boundary: int) -> bool:
         """Whether a snapshot with this closed boundary shows the whole window.
