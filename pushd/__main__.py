@@ -76,8 +76,8 @@ def db(*, data_dir: DataDir = DEFAULT_DATA_DIR) -> int:
 @app.command
 def migrate(*, config: ConfigFile = None, data_dir: DataDir = DEFAULT_DATA_DIR) -> int:
     """Bring the database's schema up to date (serve does so by itself)."""
-    from pushd.app import open_prepared_database
     from pushd.config import load_config
+    from pushd.store.startup import open_prepared_database
     from pushd.telemetry import Metrics
 
     loaded = load_config(config, os.environ)

@@ -1,28 +1,48 @@
 """The composition root: builds every object and shows the whole nursery tree. Read this first.
 
-    serve
-    ├─ signals        first: stop with one absolute deadline; second: cancel everything
-    └─ infra          pools, operators' listener, boundary task                      ends last
-       └─ work        rpc and dispatcher, each draining by itself once a stop is requested
+serve
+├─ signals        first: stop with one absolute deadline; second: cancel everything
+└─ infra          pools, operators' listener, boundary task                      ends last
+   └─ work        rpc and dispatcher, each draining by itself once a stop is requested
 """
 
 from __future__ import annotations
 
+import os
 import resource
 import signal
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+import ssl
+from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import trio
 from attrs import frozen
 
 from pushd import __version__
+from pushd.backend.boundary import BoundaryTask
+from pushd.backend.publish import Publisher, PublishSettings
+from pushd.backend.query import QueryLimits
+from pushd.channels.resolver import Resolver, ThreadResolver, check_webhook_url
+from pushd.channels.setup import configured_channels, open_channels
 from pushd.config import Address, Config
+from pushd.core.admission import PublishLimits, Retention
+from pushd.dispatch.term import DispatchSettings, run_dispatcher
 from pushd.errors import StartError
+from pushd.ops.http import serve_ops
+from pushd.ops.status import Status
+from pushd.rpc.authentication import make_authenticate, start_keys
+from pushd.rpc.server import serve_rpc, server_tls
+from pushd.rpc.services.notification import NotificationService
+from pushd.rpc.services.publish import PublishService
+from pushd.rpc.services.query import QueryService
+from pushd.rpc.settings import RpcSettings
 from pushd.stop import StopSignal
-from pushd.store.database import Database, DatabaseSettings, open_database
-from pushd.store.startup import embedded_server, prepare_database
+from pushd.store.boundary import advance_boundary
+from pushd.store.database import Database
+from pushd.store.dispatch import DispatchStore
+from pushd.store.startup import check_clock, open_prepared_database
 from pushd.telemetry import Event, Metrics, get_logger
 
 log = get_logger()
@@ -47,9 +67,7 @@ async def serve_with_signals(config: Config, data_dir: Path) -> int | None:
             task_status.started()
             async for signum in signals:
                 if not stop.requested:
-                    drain_s = config.server.max_drain_duration_ms / 1_000
-                    log.info(Event.STOPPING, drain_s=drain_s)
-                    stop.request(trio.current_time() + drain_s)
+                    _drain(stop, config)
                 else:
                     log.warning(Event.STOP_NOW)
                     ended_by = signum
@@ -63,43 +81,192 @@ async def serve_with_signals(config: Config, data_dir: Path) -> int | None:
     return ended_by
 
 
-@asynccontextmanager
-async def open_prepared_database(config: Config, data_dir: Path, metrics: Metrics) -> AsyncIterator[Database]:
-    """Pools on the configured or the embedded database, its schema up to date.
+def _drain(stop: StopSignal, config: Config) -> None:
+    drain_s = config.server.max_drain_duration_ms / 1_000
+    log.info(Event.STOPPING, drain_s=drain_s)
+    stop.request(trio.current_time() + drain_s)
+
+
+async def serve(
+    config: Config,
+    data_dir: Path,
+    stop: StopSignal,
+    *,
+    task_status: trio.TaskStatus[Bound] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Serve until `stop`; started with the addresses once calls are taken. Returns after the drain.
 
     Raises:
-        StartError: the database cannot be started, reached or used.
+        ConfigError: a provider's credential is unusable.
+        StartError: a port, the database or the issuer's key set is not to be had.
+        KeySetStale: tokens could no longer be judged; raised after the drain it began.
     """
+    raise_descriptor_limit()
+    metrics = Metrics()
+    metrics.info.labels(__version__).set(1)
+    resolver = ThreadResolver()
     async with AsyncExitStack() as stack:
-        if config.database.url is not None:
-            url = config.database.url.reveal()
-        else:
-            url = await stack.enter_async_context(embedded_server(data_dir))
-        replica = config.database.replica_url
-        settings = DatabaseSettings(
-            url=url,
-            replica_url=replica.reveal() if replica is not None else None,
-            max_connections=config.database.max_connections,
-            statement_timeout_ms=config.database.max_statement_timeout_ms,
-        )
-        database = await stack.enter_async_context(open_database(settings, metrics))
-        await prepare_database(database)
-        yield database
+        # Ports first: a second server by mistake is told so before it touches a database.
+        grpc = await _listen(stack, config.server.listen, "server.listen")
+        ops = await _listen(stack, config.telemetry.metrics_listen, "telemetry.metrics_listen")
+        tls = _tls(config)
+        senders = await stack.enter_async_context(open_channels(config.push, resolver))
+        database = await stack.enter_async_context(open_prepared_database(config, data_dir, metrics))
+        await check_clock(database, config)
+        async with trio.open_nursery() as infra:
+            status = Status(database, metrics)
+            infra.start_soon(serve_ops, ops, status.pages())
+            boundary = make_boundary(config, database, metrics)
+            await infra.start(boundary.run)
+            keys = await start_keys(infra, config.auth, metrics, partial(_drain, stop, config))
+            async with trio.open_nursery() as work:
+                await work.start(
+                    partial(
+                        serve_rpc,
+                        make_services(config, database, boundary, resolver, metrics),
+                        grpc,
+                        rpc_settings(config),
+                        metrics=metrics,
+                        stop=stop,
+                        authenticate=make_authenticate(config.auth, keys, metrics),
+                        tls=tls,
+                    )
+                )
+                work.start_soon(
+                    partial(
+                        run_dispatcher,
+                        DispatchStore(database),
+                        senders,
+                        dispatch_settings(config),
+                        metrics=metrics,
+                        boundary=boundary,
+                        stop=stop,
+                    )
+                )
+                bound = Bound(_address(grpc[0]), _address(ops[0]) if ops else None)
+                status.is_ready = True
+                log.info(Event.READY, grpc=bound.grpc, metrics=bound.metrics, version=__version__)
+                task_status.started(bound)
+                await stop.wait()
+                status.is_ready = False
+            infra.cancel_scope.cancel(reason="drained")
+        if keys is not None and keys.failure is not None:
+            raise keys.failure
 
 
-async def listen(address: Address, key: str) -> list[trio.SocketListener]:
-    """Listeners on `address`.
+async def _listen(stack: AsyncExitStack, address: Address | None, key: str) -> list[trio.SocketListener]:
+    """Listeners on `address`, closed with `stack`; none for None.
 
     Raises:
         StartError: the address is in use or not this machine's; the text names `key`.
     """
+    if address is None:
+        return []
     try:
-        return await trio.open_tcp_listeners(address.port, host=address.host, backlog=1024)
+        listeners = await trio.open_tcp_listeners(address.port, host=address.host, backlog=1024)
     except OSError as exc:
-        raise StartError(f"{key}: cannot listen on {address}: {exc.strerror or 'refused'}") from exc
+        raise StartError(f"{key}: cannot listen on {address}: {os.strerror(exc.errno or 0).lower()}") from exc
+    for listener in listeners:
+        stack.push_async_callback(listener.aclose)
+    return listeners
+
+
+def _address(listener: trio.SocketListener) -> str:
+    host, port, *_ = listener.socket.getsockname()
+    return str(Address(host, port))
+
+
+def _tls(config: Config) -> ssl.SSLContext | None:
+    if config.server.tls_cert is None or config.server.tls_key is None:
+        return None
+    try:
+        return server_tls(config.server.tls_cert, config.server.tls_key)
+    except OSError as exc:  # ssl.SSLError is one
+        raise StartError("server.tls_cert, server.tls_key: cannot be read, or do not belong together") from exc
 
 
 def raise_descriptor_limit() -> None:
     """Allow as many open files as the system lets this process have: a connection is one."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def make_boundary(config: Config, database: Database, metrics: Metrics) -> BoundaryTask:
+    """The instance's one boundary task; everything that asks for maintenance asks this object."""
+
+    async def advance() -> int | None:
+        async with database.primary() as connection:
+            return await advance_boundary(connection, config.publishing.max_barrier_wait_ms)
+
+    return BoundaryTask(advance, poll_interval_s=config.streams.poll_interval_ms / 1_000, metrics=metrics)
+
+
+def make_services(
+    config: Config, database: Database, boundary: BoundaryTask, resolver: Resolver, metrics: Metrics
+) -> list[Any]:
+    """The application services; health and reflection are the edge's own."""
+    http = config.push.http
+
+    async def webhook_url_allowed(url: str) -> bool:
+        return http is not None and await check_webhook_url(
+            url,
+            allowed_domains=http.allowed_domains,
+            allow_private_addresses=http.allow_private_addresses,
+            resolver=resolver,
+        )
+
+    limits = config.limits
+    publisher = Publisher(
+        database,
+        PublishSettings(
+            limits=PublishLimits(limits.max_request_bytes, limits.max_envelope_bytes, limits.max_publish_topics),
+            retention=Retention(
+                config.retention.group_message_seconds,
+                config.retention.welcome_seconds,
+                config.retention.key_package_seconds,
+            ),
+            max_duration_ms=config.publishing.max_publish_duration_ms,
+        ),
+        boundary.request,
+        metrics,
+    )
+    query_limits = QueryLimits(
+        limits.max_query_topics, limits.default_query_limit, limits.max_query_limit, limits.max_response_bytes
+    )
+    return [
+        PublishService(publisher),
+        QueryService(database, query_limits),
+        NotificationService(
+            database,
+            metrics,
+            channels=configured_channels(config.push),
+            webhook_url_allowed=webhook_url_allowed,
+            recipient_ttl_seconds=config.push.recipient_ttl_seconds,
+            max_push_topics=limits.max_push_topics,
+        ),
+    ]
+
+
+def rpc_settings(config: Config) -> RpcSettings:
+    """The edge's limits from the configuration's keys."""
+    server, limits = config.server, config.limits
+    return RpcSettings(
+        max_concurrent_streams=limits.max_http2_streams,
+        max_response_bytes=limits.max_response_bytes,
+        max_header_list_bytes=server.max_header_list_bytes,
+        max_connections=server.max_connections,
+        connection_receive_bytes=server.max_connection_receive_bytes,
+        receive_bytes=server.max_receive_bytes,
+        handshake_s=server.max_handshake_duration_ms / 1_000,
+        idle_s=server.max_idle_duration_ms / 1_000,
+        log_calls=server.request_logger,
+    )
+
+
+def dispatch_settings(config: Config) -> DispatchSettings:
+    """The dispatcher's settings from the configuration's keys."""
+    return DispatchSettings(
+        poll_interval_s=config.streams.poll_interval_ms / 1_000,
+        max_attempts=config.push.max_attempts,
+        recipient_ttl_s=config.push.recipient_ttl_seconds,
+    )

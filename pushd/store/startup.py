@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import trio
 
+from pushd.config import Config
+from pushd.core.expiry import MAX_NS, NS_PER_S
 from pushd.errors import StartError, StoreError
 from pushd.store import embedded
-from pushd.store.database import Connection, Database
+from pushd.store.database import Connection, Database, DatabaseSettings, open_database
 from pushd.store.migrations import apply_migrations
-from pushd.telemetry import Event, get_logger
+from pushd.telemetry import Event, Metrics, get_logger
 
 MINIMUM_VERSION = 16
 REPLICA_POLL_S = 0.1
@@ -38,6 +40,50 @@ async def embedded_server(data_dir: Path) -> AsyncIterator[str]:
         # A server cut off half-way would have to recover at the next start; `stop` is bounded by itself.
         with trio.CancelScope(shield=True):
             await trio.to_thread.run_sync(server.stop)
+
+
+@asynccontextmanager
+async def open_prepared_database(config: Config, data_dir: Path, metrics: Metrics) -> AsyncIterator[Database]:
+    """Pools on the configured or the embedded database, its schema up to date.
+
+    Raises:
+        StartError: the database cannot be started, reached or used.
+    """
+    async with AsyncExitStack() as stack:
+        if config.database.url is not None:
+            url = config.database.url.reveal()
+        else:
+            url = await stack.enter_async_context(embedded_server(data_dir))
+        replica = config.database.replica_url
+        settings = DatabaseSettings(
+            url=url,
+            replica_url=replica.reveal() if replica is not None else None,
+            max_connections=config.database.max_connections,
+            statement_timeout_ms=config.database.max_statement_timeout_ms,
+        )
+        database = await stack.enter_async_context(open_database(settings, metrics))
+        await prepare_database(database)
+        yield database
+
+
+async def check_clock(database: Database, config: Config) -> None:
+    """Every instant pushd computes from the database's clock must fit the 64-bit column it goes to.
+
+    Raises:
+        StartError: a period is too long; the text names its key.
+    """
+    async with database.primary() as connection:
+        row = await connection.fetch_one("SELECT (extract(epoch FROM clock_timestamp()) * 1e9)::bigint")
+    assert row is not None
+    periods = {
+        "push.recipient_ttl_seconds": config.push.recipient_ttl_seconds,
+        "retention.group_message_seconds": config.retention.group_message_seconds,
+        "retention.welcome_seconds": config.retention.welcome_seconds,
+        "retention.key_package_seconds": config.retention.key_package_seconds,
+    }
+    for key, seconds in periods.items():
+        if row[0] + seconds * NS_PER_S > MAX_NS:
+            raise StartError(f"{key}: is too long, the end of the period would not fit the database's clock")
 
 
 async def prepare_database(database: Database) -> None:
