@@ -42,7 +42,7 @@ from pushd.stop import StopSignal
 from pushd.store.boundary import advance_boundary
 from pushd.store.database import Database
 from pushd.store.dispatch import DispatchStore
-from pushd.store.startup import check_clock, open_prepared_database
+from pushd.store.startup import check_database_clock, open_prepared_database
 from pushd.telemetry import Event, Metrics, get_logger
 
 log = get_logger()
@@ -112,7 +112,7 @@ async def serve(
         tls = _tls(config)
         senders = await stack.enter_async_context(open_channels(config.push, resolver))
         database = await stack.enter_async_context(open_prepared_database(config, data_dir, metrics))
-        await check_clock(database, config)
+        await check_database_clock(database, config)
         async with trio.open_nursery() as infra:
             status = Status(database, metrics)
             infra.start_soon(serve_ops, ops, status.pages())

@@ -26,7 +26,10 @@ def postgres() -> Iterator[str]:
     """URL of an embedded server whose template database `migrated` has the current schema."""
     folder = Path(tempfile.mkdtemp(prefix="pushd-test-"))
     # Durability is not what these tests are about; the fault suite starts servers of its own with it on.
-    server = embedded.start(folder, {"fsync": "off", "synchronous_commit": "off", "max_connections": "200"})
+    server = embedded.start(
+        folder,
+        {"fsync": "off", "synchronous_commit": "off", "max_connections": "200", "max_locks_per_transaction": "600"},
+    )
     try:
         with psycopg.connect(server.url, autocommit=True) as conn:
             conn.execute("CREATE DATABASE migrated")

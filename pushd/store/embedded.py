@@ -35,11 +35,8 @@ STOP_S = 20.0
 _SOCKET_PATH_BYTES = 107  # sun_path of Linux holds 108 bytes with the closing NUL
 _SOCKET_NAME = ".s.PGSQL.5432"
 
-# One lock slot for every topic of the largest publish on every connection: the server's table holds
-# max_locks_per_transaction × max_connections locks, and a publish takes one for each of up to 1,000 topics.
 SETTINGS = {
     "max_connections": "100",
-    "max_locks_per_transaction": "1100",
     "shared_buffers": "128MB",
     "listen_addresses": "",
     "unix_socket_permissions": "0700",
@@ -50,6 +47,17 @@ SETTINGS = {
     "log_parameter_max_length": "0",
     "log_parameter_max_length_on_error": "0",
 }
+
+
+def settings_for(max_connections: int, max_publish_topics: int) -> dict[str, str]:
+    """Settings that carry a pool of `max_connections`, each publishing to `max_publish_topics` topics at once.
+
+    The server's lock table holds max_locks_per_transaction × max_connections locks for all sessions together, and a
+    publish takes one for each topic. Twice the pool leaves room for a second instance, dedicated sessions and tools.
+    """
+    sessions = max(100, 2 * max_connections + 20)
+    locks = 2 * max_connections * max_publish_topics // sessions + 64  # 64 is the server's own default
+    return {"max_connections": str(sessions), "max_locks_per_transaction": str(locks)}
 
 
 @frozen

@@ -7,14 +7,20 @@ done or undone. The clock is the database's: instances whose own clocks differ s
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from attrs import frozen
 
 from pushd.core.checks import Claim, Refusal
 from pushd.model import KEY_WINDOW_KEYS, Channel, DeliveryConfig, RecipientState, SubscriptionChange
-from pushd.store.database import Connection
+from pushd.store.database import Params
 from pushd.store.queries import query
+
+
+class Session(Protocol):
+    """Where one statement runs: the `Database` itself, which is cheapest, or a `Connection` one already holds."""
+
+    async def fetch_one(self, query: str, params: Params = None, *, binary: bool = False) -> tuple[Any, ...] | None: ...
 
 
 @frozen
@@ -36,18 +42,18 @@ _REFUSALS = {
 }
 
 
-async def find_secret_hash(connection: Connection, recipient_id: bytes) -> bytes | None:
+async def find_secret_hash(session: Session, recipient_id: bytes) -> bytes | None:
     """The stored SHA-256 of the recipient's secret, or None when there is no such recipient."""
-    row = await connection.fetch_one(query("find_recipient_secret_hash"), {"recipient_id": recipient_id}, binary=True)
+    row = await session.fetch_one(query("find_recipient_secret_hash"), {"recipient_id": recipient_id}, binary=True)
     return None if row is None else bytes(row[0])
 
 
-async def save_recipient(connection: Connection, claim: Claim, config: DeliveryConfig) -> RecipientState | Refusal:
+async def save_recipient(session: Session, claim: Claim, config: DeliveryConfig) -> RecipientState | Refusal:
     """Create the recipient without topics, or replace its delivery and renew it (PUSH-001, PUSH-002).
 
     WRONG_SECRET, with nothing changed, when the recipient exists under another secret.
     """
-    row = await connection.fetch_one(
+    row = await session.fetch_one(
         query("save_recipient"),
         {
             "recipient_id": claim.recipient_id,
@@ -60,20 +66,20 @@ async def save_recipient(connection: Connection, claim: Claim, config: DeliveryC
     return Refusal.WRONG_SECRET if row is None else RecipientState(row[0], Channel(row[1]), row[2])
 
 
-async def delete_recipient(connection: Connection, claim: Claim) -> Refusal | None:
+async def delete_recipient(session: Session, claim: Claim) -> Refusal | None:
     """Delete the recipient with all its subscriptions (PUSH-006).
 
     NOT_REGISTERED when it is not there under this secret. The caller has compared the secret before, so a recipient
     under another one was deleted and made anew in between, and for a moment was indeed not registered.
     """
-    deleted = await connection.execute(
+    row = await session.fetch_one(
         query("delete_recipient"), {"recipient_id": claim.recipient_id, "secret_hash": claim.secret_hash}
     )
-    return None if deleted else Refusal.NOT_REGISTERED
+    return Refusal.NOT_REGISTERED if row is None else None
 
 
 async def update_subscriptions(
-    connection: Connection,
+    session: Session,
     claim: Claim,
     adds: Sequence[SubscriptionChange],
     removes: Sequence[bytes],
@@ -89,7 +95,7 @@ async def update_subscriptions(
         removes: topics; an unknown one is passed over.
         max_topics: the most topics a recipient may grow to.
     """
-    row = await connection.fetch_one(
+    row = await session.fetch_one(
         query("update_subscriptions"),
         {
             "recipient_id": claim.recipient_id,

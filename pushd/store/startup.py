@@ -8,8 +8,7 @@ from pathlib import Path
 
 import trio
 
-from pushd.config import Config
-from pushd.core.expiry import MAX_NS, NS_PER_S
+from pushd.config import Config, check_clock
 from pushd.errors import StartError, StoreError
 from pushd.store import embedded
 from pushd.store.database import Connection, Database, DatabaseSettings, open_database
@@ -24,13 +23,21 @@ log = get_logger()
 
 
 @asynccontextmanager
-async def embedded_server(data_dir: Path) -> AsyncIterator[str]:
+async def embedded_server(
+    data_dir: Path, max_connections: int = 20, max_publish_topics: int = 1_000
+) -> AsyncIterator[str]:
     """Run the embedded PostgreSQL for the length of the block; yields its URL.
+
+    Args:
+        data_dir: see `embedded.start`.
+        max_connections: size of the pool that will use it.
+        max_publish_topics: locks a publish may take.
 
     Raises:
         StartError: see `embedded.start`.
     """
-    server = await trio.to_thread.run_sync(embedded.start, data_dir)
+    settings = embedded.settings_for(max_connections, max_publish_topics)
+    server = await trio.to_thread.run_sync(embedded.start, data_dir, settings)
     if server.replaced:
         log.warning(Event.DATABASE_REPLACED)
     try:
@@ -53,7 +60,9 @@ async def open_prepared_database(config: Config, data_dir: Path, metrics: Metric
         if config.database.url is not None:
             url = config.database.url.reveal()
         else:
-            url = await stack.enter_async_context(embedded_server(data_dir))
+            url = await stack.enter_async_context(
+                embedded_server(data_dir, config.database.max_connections, config.limits.max_publish_topics)
+            )
         replica = config.database.replica_url
         settings = DatabaseSettings(
             url=url,
@@ -66,24 +75,16 @@ async def open_prepared_database(config: Config, data_dir: Path, metrics: Metric
         yield database
 
 
-async def check_clock(database: Database, config: Config) -> None:
+async def check_database_clock(database: Database, config: Config) -> None:
     """Every instant pushd computes from the database's clock must fit the 64-bit column it goes to.
 
     Raises:
-        StartError: a period is too long; the text names its key.
+        ConfigError: a period is too long; the text names its key.
     """
     async with database.primary() as connection:
         row = await connection.fetch_one("SELECT (extract(epoch FROM clock_timestamp()) * 1e9)::bigint")
     assert row is not None
-    periods = {
-        "push.recipient_ttl_seconds": config.push.recipient_ttl_seconds,
-        "retention.group_message_seconds": config.retention.group_message_seconds,
-        "retention.welcome_seconds": config.retention.welcome_seconds,
-        "retention.key_package_seconds": config.retention.key_package_seconds,
-    }
-    for key, seconds in periods.items():
-        if row[0] + seconds * NS_PER_S > MAX_NS:
-            raise StartError(f"{key}: is too long, the end of the period would not fit the database's clock")
+    check_clock(config, row[0])
 
 
 async def prepare_database(database: Database) -> None:
