@@ -11,8 +11,9 @@ import trio
 from pushd.core.checks import Claim, Refusal
 from pushd.model import Channel, DeliveryConfig, KeyWindow, RecipientState, SubscriptionChange
 from pushd.store import recipients
-from pushd.store.database import Connection, Database
+from pushd.store.database import Connection, Database, DatabaseSettings, open_database
 from pushd.store.recipients import SubscriptionsUpdated
+from pushd.telemetry import Metrics
 from tests.support.contention import wait_until_blocked
 
 ID = b"\x11" * 32
@@ -387,23 +388,29 @@ async def test_recipient_deleted_and_made_anew_during_an_update_gets_none_of_it(
         assert (row[0], row[4]) == (STRANGER.secret_hash, 0)
 
 
-async def test_cancelled_update_leaves_nothing_behind(database: Database) -> None:
-    async def call(scope: trio.CancelScope) -> None:
-        with scope:
-            async with database.primary() as connection:
-                await update(connection, [add(1)])
+async def test_cancelled_update_leaves_nothing_behind_and_gives_its_session_back(
+    database_url: str, metrics: Metrics
+) -> None:
+    async with open_database(DatabaseSettings(database_url, max_connections=2), metrics) as database:
 
-    async with database.primary() as holder:
-        await recipients.save_recipient(holder, OWNER, FCM)
-        before = await recipient_row(holder)
-        scope = trio.CancelScope()
-        async with trio.open_nursery() as nursery:
-            async with holder.transaction():
-                await holder.execute("SELECT 1 FROM push_recipient FOR UPDATE")
-                nursery.start_soon(call, scope)
-                await wait_until_blocked(holder, 1)
-                scope.cancel()
-                await wait_until_blocked(holder, 0)
-        assert scope.cancelled_caught
-        assert await recipient_row(holder) == before
-        assert await subscription_rows(holder) == []
+        async def call(scope: trio.CancelScope) -> None:
+            with scope:
+                await recipients.update_subscriptions(database, OWNER, [add(1)], [], max_topics=9)
+
+        async with database.primary() as holder:
+            await recipients.save_recipient(holder, OWNER, FCM)
+            before = await recipient_row(holder)
+            scope = trio.CancelScope()
+            async with trio.open_nursery() as nursery:
+                async with holder.transaction():
+                    await holder.execute("SELECT 1 FROM push_recipient FOR UPDATE")
+                    nursery.start_soon(call, scope)
+                    await wait_until_blocked(holder, 1)
+                    scope.cancel()
+                    await wait_until_blocked(holder, 0)
+            assert scope.cancelled_caught
+            assert await recipient_row(holder) == before
+            assert await subscription_rows(holder) == []
+            with trio.fail_after(20):
+                done = await recipients.update_subscriptions(database, OWNER, [add(1)], [], max_topics=9)
+            assert isinstance(done, SubscriptionsUpdated)

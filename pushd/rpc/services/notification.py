@@ -1,8 +1,11 @@
 """NotificationService: who is to be woken, and for which topics (spec §4.2).
 
 Each method goes through the check table in its order and raises the first refusal. What a check needs from outside is
-brought here: the stored hash, the outcome of a name resolution. No transaction, and no session of the pool, is held
-while a name is resolved: a slow name server may hold up the call that named it, never the database.
+brought here: the stored hash, the outcome of a name resolution.
+
+A call is two statements, each on a session borrowed for that statement alone: one reads the stored hash, one writes
+and compares the hash again. So no transaction, and no session, is held while a webhook's name is resolved: a slow name
+server may hold up the call that named it, never the database.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from pushd.model import Channel, DeliveryConfig, RecipientState
 from pushd.rpc.gen.xmtp.backend.v1 import notification_pb2 as wire
 from pushd.rpc.gen.xmtp.backend.v1.notification_grpc import NotificationServiceServicer
 from pushd.store import recipients
-from pushd.store.database import Connection, Database
+from pushd.store.database import Database
 from pushd.telemetry import Metrics
 
 _T = TypeVar("_T")
@@ -58,39 +61,38 @@ class NotificationService(NotificationServiceServicer):
     async def Register(self, input_message: wire.RegisterRequest) -> wire.RecipientState:
         """Create a recipient, or replace the delivery of one's own; renews it (PUSH-001, PUSH-002, PUSH-005)."""
         claim = _unless_refused(checks.check_identity(input_message.recipient_id, input_message.recipient_secret))
-        async with self._database.primary() as connection:
-            refusal = checks.check_ownership(claim, await recipients.find_secret_hash(connection, claim.recipient_id))
+        refusal = await self._ownership(claim)
         if refusal is not Refusal.NOT_REGISTERED:  # which to Register means a new recipient
             _unless_refused(refusal)
         config = await self._checked_delivery(input_message)
-        async with self._database.primary() as connection:
-            state = _unless_refused(await recipients.save_recipient(connection, claim, config))
+        state = _unless_refused(await recipients.save_recipient(self._database, claim, config))
         self._registered.inc()
         return self._answer(state)
 
     async def Unregister(self, input_message: wire.UnregisterRequest) -> wire.UnregisterResponse:
         """Delete one's recipient and all its subscriptions (PUSH-006), whatever channels are configured by now."""
         claim = _unless_refused(checks.check_identity(input_message.recipient_id, input_message.recipient_secret))
-        async with self._database.primary() as connection:
-            await _require_owner(connection, claim)
-            _unless_refused(await recipients.delete_recipient(connection, claim))
+        _unless_refused(await self._ownership(claim))
+        _unless_refused(await recipients.delete_recipient(self._database, claim))
         self._unregistered.inc()
         return wire.UnregisterResponse()
 
     async def UpdateSubscriptions(self, input_message: wire.UpdateSubscriptionsRequest) -> wire.RecipientState:
         """Apply every add and remove, or none; renews the recipient (PUSH-020, PUSH-021, PUSH-022)."""
         claim = _unless_refused(checks.check_identity(input_message.recipient_id, input_message.recipient_secret))
-        async with self._database.primary() as connection:
-            await _require_owner(connection, claim)
-            adds, removes = _unless_refused(checks.check_update(input_message.adds, input_message.removes))
-            updated = _unless_refused(
-                await recipients.update_subscriptions(
-                    connection, claim, adds, removes, max_topics=self._max_push_topics
-                )
+        _unless_refused(await self._ownership(claim))
+        adds, removes = _unless_refused(checks.check_update(input_message.adds, input_message.removes))
+        updated = _unless_refused(
+            await recipients.update_subscriptions(
+                self._database, claim, adds, removes, max_topics=self._max_push_topics
             )
+        )
         self._added.inc(updated.added)
         self._removed.inc(updated.removed)
         return self._answer(updated.state)
+
+    async def _ownership(self, claim: Claim) -> Refusal | None:
+        return checks.check_ownership(claim, await recipients.find_secret_hash(self._database, claim.recipient_id))
 
     async def _checked_delivery(self, request: wire.RegisterRequest) -> DeliveryConfig:
         """Checks 5 to 7 and the storable shape of the target."""
@@ -118,10 +120,6 @@ def _delivery(request: wire.RegisterRequest) -> DeliveryConfig | None:
             return DeliveryConfig(Channel.HTTP, request.http.url, request.http.signing_key)
         case _:
             return None
-
-
-async def _require_owner(connection: Connection, claim: Claim) -> None:
-    _unless_refused(checks.check_ownership(claim, await recipients.find_secret_hash(connection, claim.recipient_id)))
 
 
 def _unless_refused(checked: _T | Refusal) -> _T:
