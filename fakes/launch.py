@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-_ROOT = Path(__file__).resolve().parent.parent
+# Where this package can be imported from, whatever it is installed as.
+_ROOT = Path(__file__).resolve().parents[len(__package__.split("."))]
 
 
 class RunningFake:

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import ssl
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -15,7 +14,7 @@ import trio
 from attrs import field, frozen
 
 from pushd.channels.credentials import CredentialsFailed
-from pushd.channels.fcm_oauth import AccessTokens
+from pushd.channels.fcm_oauth import AccessTokens, token_transport
 from pushd.channels.http2 import ConnectionFailed, Http2Client, Origin, literal, provider_origin
 from pushd.core import payloads
 from pushd.core.credentials import parse_service_account
@@ -143,6 +142,6 @@ def make_fcm_channel(
     account = parse_service_account(service_account, allow_loopback_token_uri=endpoint is not None)
     # Google answers pings with "too many pings": an idle connection is closed instead.
     origin = provider_origin(HOST, endpoint, ca_file, pings=False)
-    tokens = AccessTokens(account, exchanging, ssl.create_default_context(cafile=ca_file))
+    tokens = AccessTokens(account, exchanging, token_transport(ca_file))
     tokens.check()
     return FcmChannel(FcmSender(client, tokens, account.project_id), origin)

@@ -7,6 +7,8 @@ import math
 import ssl
 import time
 from collections.abc import Callable
+from contextlib import aclosing
+from pathlib import Path
 
 import httpx2
 import jwt
@@ -42,7 +44,7 @@ class AccessTokens:
     Args:
         account: whose token.
         exchanging: where an exchange runs.
-        tls: how the token endpoint is trusted.
+        transport: makes the HTTP transport of one exchange; see `token_transport`.
         wall_clock_s: seconds since 1970, for the assertion.
     """
 
@@ -50,12 +52,12 @@ class AccessTokens:
         self,
         account: ServiceAccount,
         exchanging: trio.Nursery,
-        tls: ssl.SSLContext,
+        transport: Callable[[], httpx2.AsyncBaseTransport],
         wall_clock_s: Callable[[], float] = time.time,
     ) -> None:
         self._account = account
         self._exchanging = exchanging
-        self._tls = tls
+        self._transport = transport
         self._wall_clock_s = wall_clock_s
         self._token: str | None = None
         self._fresh_until = -math.inf
@@ -115,11 +117,13 @@ class AccessTokens:
         except (jwt.PyJWTError, ValueError):
             return None
         form = {"grant_type": _GRANT_TYPE, "assertion": assertion}
-        # A client per exchange, one an hour: nothing of a cut exchange can be left in a pool. Proxies and netrc from
-        # the environment stay out of it, and a redirect is an answer like any other.
+        # A client per exchange, one an hour: nothing of a cut exchange can be left in a pool. A redirect is an answer
+        # like any other, and nothing of the environment (proxies, netrc) is looked at.
         try:
             async with (
-                httpx2.AsyncClient(verify=self._tls, trust_env=False, follow_redirects=False, timeout=None) as client,
+                httpx2.AsyncClient(
+                    transport=self._transport(), trust_env=False, follow_redirects=False, timeout=None
+                ) as client,
                 client.stream(
                     "POST", self._account.token_uri, data=form, headers={"accept-encoding": "identity"}
                 ) as response,
@@ -127,10 +131,11 @@ class AccessTokens:
                 if response.status_code != 200:
                     return None
                 body = bytearray()
-                async for chunk in response.aiter_raw():  # raw: a compressed bomb stays compressed
-                    body += chunk
-                    if len(body) > _MAX_BODY_BYTES:
-                        return None
+                async with aclosing(response.aiter_raw()) as chunks:  # raw: a compressed bomb stays compressed
+                    async for chunk in chunks:
+                        body += chunk
+                        if len(body) > _MAX_BODY_BYTES:
+                            return None
                 return read_token(bytes(body))
         except (httpx2.HTTPError, OSError):
             return None
@@ -145,6 +150,16 @@ class AccessTokens:
             "exp": issued + _ASSERTION_S,
         }
         return jwt.encode(claims, self._account.private_key, algorithm="RS256")
+
+
+def token_transport(ca_file: Path | None) -> Callable[[], httpx2.AsyncBaseTransport]:
+    """Connections to the token endpoint, without proxies.
+
+    Args:
+        ca_file: PEM file with the only authorities to trust; the system's where None.
+    """
+    tls = ssl.create_default_context(cafile=ca_file)
+    return lambda: httpx2.AsyncHTTPTransport(verify=tls, trust_env=False)
 
 
 def read_token(body: bytes) -> _Token | None:

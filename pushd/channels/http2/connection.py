@@ -23,7 +23,7 @@ from pushd.errors import PushdError
 
 MAX_BODY_BYTES = 16_384
 
-_READ_BYTES = 65_536
+_READ_BYTES = 4_096  # about 70 answers: more at once and 256 sends march in step, all waiting at the same time
 _MAX_STREAM_ID = 2**31 - 1
 _WINDOW_CHUNK = 32_768  # half of the default connection window: one WINDOW_UPDATE per that many bytes
 # Frames that answer nothing, in a row. A busy honest peer sends two WINDOW_UPDATEs a request, and each request of ours
