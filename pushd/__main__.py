@@ -119,7 +119,8 @@ def health(
     """Ask a running server for its health: exit 0 when it serves, else 1. For container health checks."""
     from pushd.ops.health import run_health
 
-    return _run(partial(run_health, address, service, tls=tls, ca_file=ca_file))
+    code: int = _run(partial(run_health, address, service, tls=tls, ca_file=ca_file))
+    return code
 
 
 def _run(main: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
