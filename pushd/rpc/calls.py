@@ -7,13 +7,13 @@ import math
 from collections import deque
 from collections.abc import Mapping
 from contextvars import ContextVar
-from typing import Protocol
 from uuid import uuid4
 
 import trio
 
 from pushd.errors import Code, StatusError
 from pushd.rpc.machine import Fault, Request, ServerMachine, Status
+from pushd.rpc.wire import Wire
 
 # Of one stream's messages, this much may wait for the peer before its handler waits too.
 _WAITING_BYTES = 64 * 1024
@@ -27,19 +27,6 @@ class Reason(enum.Enum):
     DRAIN = "server is shutting down"
 
 
-class Connection(Protocol):
-    """What a call needs of the connection it came on."""
-
-    machine: ServerMachine
-    stall_s: float
-
-    def poke(self) -> None:
-        """There may be new output."""
-
-    async def wait_progress(self) -> None:
-        """Return when output was written next."""
-
-
 class Call:
     """A call being served.
 
@@ -48,12 +35,13 @@ class Call:
     """
 
     __slots__ = (
-        "_connection",
         "_ended",
         "_fault",
         "_finished",
         "_inbox",
+        "_machine",
         "_wake",
+        "_wire",
         "peer",
         "reason",
         "request",
@@ -64,13 +52,14 @@ class Call:
         "stream_id",
     )
 
-    def __init__(self, connection: Connection, stream_id: int, request: Request, peer: str) -> None:
-        self._connection = connection
+    def __init__(self, machine: ServerMachine, wire: Wire, stream_id: int, request: Request, peer: str) -> None:
         self._inbox: deque[bytes] = deque()
         self._ended = False
         self._fault: Fault | None = None
         self._finished = False
+        self._machine = machine
         self._wake: trio.Event | None = None
+        self._wire = wire
         self.peer = peer
         self.reason: Reason | None = None
         self.request = request
@@ -139,14 +128,14 @@ class Call:
             if self._inbox:
                 payload = self._inbox.popleft()
                 self.request_bytes += len(payload)
-                self._connection.machine.consumed(self.stream_id, payload)
-                self._connection.poke()
+                self._machine.consumed(self.stream_id, payload)
+                self._wire.poke()
                 return payload
             if self._fault is not None:
                 raise RequestFault(self._fault)
             if self._ended:
                 return None
-            await self._wait_more(inside=self._connection.machine.partial(self.stream_id))
+            await self._wait_more(inside=self._machine.partial(self.stream_id))
 
     async def receive_only(self) -> bytes:
         """The one message of a request that has to have exactly one.
@@ -168,24 +157,28 @@ class Call:
 
     async def _wait_more(self, *, inside: bool) -> None:
         """Waits for anything new; inside a message, not longer than the peer may stall."""
-        machine = self._connection.machine
         self._wake = trio.Event()
-        before = machine.progress(self.stream_id)
-        with trio.move_on_after(self._connection.stall_s) as scope:
+        before = self._machine.progress(self.stream_id)
+        with trio.move_on_after(self._wire.stall_s) as scope:
             await self._wake.wait()
         self._wake = None
-        if scope.cancelled_caught and inside and before is not None and machine.progress(self.stream_id) == before:
+        if (
+            scope.cancelled_caught
+            and inside
+            and before is not None
+            and self._machine.progress(self.stream_id) == before
+        ):
             raise StatusError(Code.UNAVAILABLE, "request stalled")
 
     def begin(self) -> None:
         """Sends the response headers."""
-        self._connection.machine.start(self.stream_id, self.request_id.encode("ascii"))
+        self._machine.start(self.stream_id, self.request_id.encode("ascii"))
 
     def send_nowait(self, payload: bytes) -> None:
         """Queues a response message."""
         self.response_bytes += len(payload)
-        self._connection.machine.send(self.stream_id, payload)
-        self._connection.poke()
+        self._machine.send(self.stream_id, payload)
+        self._wire.poke()
 
     async def wait_room(self, limit: int = _WAITING_BYTES) -> None:
         """Waits until at most `limit` bytes of this call's messages wait for the peer.
@@ -193,23 +186,21 @@ class Call:
         Raises:
             StatusError: the peer takes nothing for too long.
         """
-        machine = self._connection.machine
-        while (waiting := machine.waiting_bytes(self.stream_id)) > limit:
-            with trio.move_on_after(self._connection.stall_s):
-                while machine.waiting_bytes(self.stream_id) == waiting:
-                    await self._connection.wait_progress()
+        while (waiting := self._machine.waiting_bytes(self.stream_id)) > limit:
+            with trio.move_on_after(self._wire.stall_s):
+                while self._machine.waiting_bytes(self.stream_id) == waiting:
+                    await self._wire.wait_progress()
                 continue
             raise StatusError(Code.UNAVAILABLE, "response stalled")
 
     def finish(self, status: Status, http_status: int = 200) -> None:
         """Ends the call. A second status cannot be sent: the stream is then reset if it still has something to say."""
-        machine = self._connection.machine
         if not self._finished:
             self._finished = True
-            machine.finish(self.stream_id, status, self.request_id.encode("ascii"), http_status=http_status)
+            self._machine.finish(self.stream_id, status, self.request_id.encode("ascii"), http_status=http_status)
         elif status.code is not Code.OK:
-            machine.reset(self.stream_id)
-        self._connection.poke()
+            self._machine.reset(self.stream_id)
+        self._wire.poke()
 
 
 class RequestFault(Exception):

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from contextlib import suppress
 
 import trio
-from trio.lowlevel import ParkingLot
 
 from pushd.rpc.boundary import Boundary
 from pushd.rpc.calls import Call, Reason
@@ -21,11 +20,10 @@ from pushd.rpc.machine import (
     ServerMachine,
 )
 from pushd.rpc.settings import RpcSettings
+from pushd.rpc.wire import Wire
 from pushd.telemetry import Event, get_logger
 
 _READ_BYTES = 64 * 1024
-# A peer that does not read what it makes us write is not read from either.
-_UNREAD_OUTPUT_BYTES = 512 * 1024
 # After our last word the peer may still be sending. Closing at once would answer that with a TCP reset, which can
 # destroy the last word in flight; so its bytes are read and dropped for this long, or until it closes.
 _LINGER_S = 0.5
@@ -53,7 +51,7 @@ class ServerConnection:
         call_ended: Callable[[], None],
     ) -> None:
         self.machine = machine
-        self.stall_s = settings.stall_s
+        self.wire = Wire(stream, machine, settings.stall_s)
         self.last_active = trio.current_time()
         self._stream = stream
         self._boundary = boundary
@@ -62,9 +60,6 @@ class ServerConnection:
         self._handshake_deadline = handshake_deadline
         self._call_ended = call_ended
         self._calls: dict[int, Call] = {}
-        self._wake = trio.Event()
-        self._writing = False
-        self._progress = ParkingLot()
 
     def __repr__(self) -> str:
         return f"<ServerConnection calls={len(self._calls)} {self.machine!r}>"
@@ -89,55 +84,27 @@ class ServerConnection:
         for call in self._calls.values():
             if self._boundary.is_streaming(call.path):
                 call.cancel(Reason.DRAIN)
-        self.poke()
+        self.wire.poke()
 
     def cancel_calls(self, reason: Reason) -> None:
         """Ends every call."""
         for call in self._calls.values():
             call.cancel(reason)
 
-    # --- what a call needs
-
-    def poke(self) -> None:
-        """There may be new output."""
-        self._wake.set()
-
-    async def wait_progress(self) -> None:
-        """Returns when output was written next."""
-        await self._progress.park()
-
     # --- writing
 
     async def _write_and_leave(self, nursery: trio.Nursery) -> None:
         try:
-            await self._write()
+            await self.wire.write_until(self._is_over)
         except (trio.BrokenResourceError, trio.ClosedResourceError):
-            pass
-        else:
-            nursery.cancel_scope.deadline = trio.current_time() + _LINGER_S
             self.cancel_calls(Reason.CONNECTION)
-            return
-        self.cancel_calls(Reason.CONNECTION)
-        nursery.cancel_scope.cancel(reason="cannot write to the peer")
+            nursery.cancel_scope.cancel(reason="cannot write to the peer")
+        else:
+            self.cancel_calls(Reason.CONNECTION)
+            nursery.cancel_scope.deadline = trio.current_time() + _LINGER_S
 
-    async def _write(self) -> None:
-        """Writes until there is a last word: one write for everything that has come together since the one before."""
-        machine = self.machine
-        while True:
-            data = machine.data_to_send()
-            if data:
-                self._writing = True
-                with trio.move_on_after(self.stall_s) as scope:
-                    await self._stream.send_all(data)
-                if scope.cancelled_caught:
-                    raise trio.BrokenResourceError
-                self._writing = False
-                self._progress.unpark_all()
-            elif machine.closed or (machine.draining and machine.idle):
-                return
-            else:
-                await self._wake.wait()
-                self._wake = trio.Event()
+    def _is_over(self) -> bool:
+        return self.machine.closed or (self.machine.draining and self.machine.idle)
 
     # --- reading
 
@@ -161,9 +128,8 @@ class ServerConnection:
                     nursery.start_soon(self._serve, call)
                 else:
                     self._forget(call)
-            self.poke()
-            while self._writing and machine.output_bytes > _UNREAD_OUTPUT_BYTES:
-                await self._progress.park()
+            self.wire.poke()
+            await self.wire.wait_uncongested()
 
     async def _receive(self) -> bytes:
         """Bytes from the peer; empty when it has closed or has not given a sign of life in time."""
@@ -176,14 +142,14 @@ class ServerConnection:
             return bytes(await self._stream.receive_some(_READ_BYTES))
         if not self.machine.closed:
             self.machine.ping()
-            self.poke()
+            self.wire.poke()
         with trio.move_on_after(settings.ping_s):
             return bytes(await self._stream.receive_some(_READ_BYTES))
         return b""
 
     def _handle(self, event: MachineEvent, opened: list[Call]) -> None:
         if isinstance(event, CallOpened):
-            call = Call(self, event.stream_id, event.request, self._peer)
+            call = Call(self.machine, self.wire, event.stream_id, event.request, self._peer)
             self._calls[event.stream_id] = call
             opened.append(call)
         elif isinstance(event, ConnectionFailed):
@@ -207,7 +173,7 @@ class ServerConnection:
         self.machine.release(call.stream_id)
         self._call_ended()
         if self.machine.draining:
-            self.poke()  # the writer may have been waiting for the last call
+            self.wire.poke()  # the writer may have been waiting for the last call
 
 
 def _tell(call: Call, event: MessageReceived | HalfClosed | MessagesSpoilt | CallCancelled) -> None:

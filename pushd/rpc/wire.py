@@ -1,0 +1,64 @@
+"""The writing half of a connection under Trio, the same for server and client."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import trio
+from trio.lowlevel import ParkingLot
+
+from pushd.rpc.machine.endpoint import Endpoint
+
+# A peer that does not read what it makes us write is not read from either.
+_UNREAD_OUTPUT_BYTES = 512 * 1024
+
+
+class Wire:
+    """Writes a machine's output: one write for everything that has come together since the one before.
+
+    Args:
+        stall_s: how long the peer may refuse to take a write.
+    """
+
+    def __init__(self, stream: trio.abc.Stream, machine: Endpoint, stall_s: float) -> None:
+        self.stall_s = stall_s
+        self._stream = stream
+        self._machine = machine
+        self._wake = trio.Event()
+        self._writing = False
+        self._progress = ParkingLot()
+
+    def poke(self) -> None:
+        """There may be new output, or a reason to end."""
+        self._wake.set()
+
+    async def wait_progress(self) -> None:
+        """Returns when output was written next."""
+        await self._progress.park()
+
+    async def wait_uncongested(self) -> None:
+        """Returns when so little waits for the peer that more of what it sends may be read."""
+        while self._writing and self._machine.output_bytes > _UNREAD_OUTPUT_BYTES:
+            await self._progress.park()
+
+    async def write_until(self, done: Callable[[], bool]) -> None:
+        """Writes until there is no output and `done()`.
+
+        Raises:
+            trio.BrokenResourceError: the peer is gone or takes nothing.
+        """
+        while True:
+            data = self._machine.data_to_send()
+            if data:
+                self._writing = True
+                with trio.move_on_after(self.stall_s) as scope:
+                    await self._stream.send_all(data)
+                if scope.cancelled_caught:
+                    raise trio.BrokenResourceError
+                self._writing = False
+                self._progress.unpark_all()
+            elif done():
+                return
+            else:
+                await self._wake.wait()
+                self._wake = trio.Event()
