@@ -37,6 +37,7 @@ class HttpsConnection:
         self._stream = stream
         self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=MAX_HEAD_BYTES)
         self._status_start = b""
+        self._answered = False
 
     def __repr__(self) -> str:
         return f"HttpsConnection({self._http.our_state}, {self._http.their_state})"
@@ -49,7 +50,7 @@ class HttpsConnection:
             h11.RemoteProtocolError: the answer is not HTTP/1.1, or its head is too large.
         """
         http = self._http
-        self._status_start = b""
+        self._status_start, self._answered = b"", False
         request = h11.Request(method=b"POST", target=target, headers=headers)
         message = (request, h11.Data(data=body), h11.EndOfMessage())
         await self._stream.send_all(b"".join(http.send(event) or b"" for event in message))
@@ -65,18 +66,21 @@ class HttpsConnection:
             if isinstance(answer, h11.Response | h11.InformationalResponse) and _is_too_large(answer):
                 raise h11.RemoteProtocolError("too large an answer")
             if isinstance(answer, h11.Response):
+                self._answered = True
                 return answer.status_code
         raise h11.RemoteProtocolError("too many interim answers")
 
     async def finish(self) -> bool:
         """Read the rest of the answer, up to `MAX_BODY_BYTES`; False when the connection cannot be used again."""
+        if not self._answered or self._http.our_state is not h11.DONE:
+            return False  # out of step, or to be closed whatever the body is
         left = MAX_BODY_BYTES
         try:
             while isinstance(event := await self._next_event(), h11.Data):
                 left -= len(event.data)
                 if left < 0:
                     return False
-            if self._http.trailing_data != (b"", False) or self._http.our_state is not h11.DONE:
+            if self._http.trailing_data != (b"", False):
                 return False
             self._http.start_next_cycle()
         except (trio.BrokenResourceError, h11.ProtocolError):
