@@ -131,6 +131,7 @@ class Connection:
         self._limit = 0  # until the peer's SETTINGS: APNs allows one stream at first, and says so there
         self._accepting = True
         self._scope = trio.CancelScope()
+        self._mid_write = False
         self._unacknowledged = 0
         self._idle_frames = 0
         self._silent = 0
@@ -220,10 +221,12 @@ class Connection:
             self._wake = trio.Event()
             data = self._wire.data_to_send()
             if data:
+                self._mid_write = True
                 try:
                     await self._transport.send_all(data)
                 except (trio.BrokenResourceError, trio.ClosedResourceError):
                     return self._scope.cancel()
+                self._mid_write = False
             if not self._accepting and not self._exchanges:
                 return self._scope.cancel()
 
@@ -259,11 +262,13 @@ class Connection:
                 return self._scope.cancel()
 
     async def _say_goodbye(self) -> None:
-        with trio.move_on_after(_GOODBYE_S, shield=True):
-            with contextlib.suppress(trio.BrokenResourceError, trio.ClosedResourceError, trio.BusyResourceError):
-                with contextlib.suppress(engine.ProtocolError):
-                    self._wire.close_connection()
-                await self._transport.send_all(self._wire.data_to_send())
+        # After a write that was cut short the peer would read anything more as the rest of a frame.
+        if not self._mid_write:
+            with contextlib.suppress(engine.ProtocolError):
+                self._wire.close_connection()
+            with trio.move_on_after(_GOODBYE_S, shield=True):
+                with contextlib.suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+                    await self._transport.send_all(self._wire.data_to_send())
         await trio.aclose_forcefully(self._transport)
 
     # Everything below is synchronous: between two awaits nothing else changes a stream.
