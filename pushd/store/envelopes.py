@@ -8,6 +8,7 @@ from typing import Any
 from attrs import frozen
 
 from pushd.model import EnvelopeMeta, StoredEnvelope
+from pushd.store.arrays import BigintArray, ByteaArray
 from pushd.store.database import Connection
 from pushd.store.queries import query
 
@@ -30,8 +31,8 @@ async def load_envelopes_of_topics(
     rows = await connection.fetch(
         query("load_envelopes_of_topics"),
         {
-            "topics": list(cursors),
-            "cursors": list(cursors.values()),
+            "topics": ByteaArray(list(cursors)),
+            "cursors": BigintArray(list(cursors.values())),
             "max_rows": limit + 1,  # one more shows whether the page is the last
             "max_bytes": max_bytes,
         },

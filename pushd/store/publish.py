@@ -9,6 +9,7 @@ from attrs import frozen
 from pushd.core.admission import Retention
 from pushd.core.topics import topic_lock_key
 from pushd.model import EnvelopeMeta, NewEnvelope
+from pushd.store.arrays import BigintArray, BooleanArray, ByteaArray
 from pushd.store.database import Connection
 from pushd.store.queries import query
 
@@ -37,15 +38,15 @@ async def publish_envelopes(
     rows = await connection.fetch(
         query("publish_envelopes"),
         {
-            "lock_keys": sorted({topic_lock_key(envelope.topic) for envelope in envelopes}),
-            "topics": [envelope.topic for envelope in envelopes],
-            "hashes": [envelope.message_hash for envelope in envelopes],
-            "payloads": [envelope.payload for envelope in envelopes],
-            "hmacs": [envelope.sender_hmac for envelope in envelopes],
-            "retentions_ns": [retention.of(envelope) for envelope in envelopes],
-            "commits": [envelope.is_commit_or_proposal for envelope in envelopes],
-            "eligible": [envelope.push_eligible for envelope in envelopes],
-            "admissible": [envelope.is_admissible for envelope in envelopes],
+            "lock_keys": BigintArray(sorted({topic_lock_key(envelope.topic) for envelope in envelopes})),
+            "topics": ByteaArray([envelope.topic for envelope in envelopes]),
+            "hashes": ByteaArray([envelope.message_hash for envelope in envelopes]),
+            "payloads": ByteaArray([envelope.payload for envelope in envelopes]),
+            "hmacs": ByteaArray([envelope.sender_hmac for envelope in envelopes]),
+            "retentions_ns": BigintArray([retention.of(envelope) for envelope in envelopes]),
+            "commits": BooleanArray([envelope.is_commit_or_proposal for envelope in envelopes]),
+            "eligible": BooleanArray([envelope.push_eligible for envelope in envelopes]),
+            "admissible": BooleanArray([envelope.is_admissible for envelope in envelopes]),
         },
         binary=True,
     )
