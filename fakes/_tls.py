@@ -16,6 +16,7 @@ from cryptography.x509.oid import NameOID
 
 _LIFETIME = datetime.timedelta(days=30)
 _SLACK = datetime.timedelta(hours=1)
+LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 
 
 @dataclass(frozen=True)
@@ -46,12 +47,13 @@ class Authority:
         """The authority's certificate."""
         return self._certificate.public_bytes(Encoding.PEM)
 
-    def issue(self, *names: str) -> Leaf:
-        """A certificate for host names and addresses; 127.0.0.1, ::1 and localhost are named in any case."""
+    def issue(self, *names: str, local: bool = True, expired: bool = False) -> Leaf:
+        """A certificate for host names and addresses; unless not `local`, also for 127.0.0.1, ::1 and localhost."""
         key = ec.generate_private_key(ec.SECP256R1())
-        alternatives = [_alternative(name) for name in dict.fromkeys((*names, "localhost", "127.0.0.1", "::1"))]
+        alternatives = [_alternative(name) for name in dict.fromkeys((*names, *(LOCAL_NAMES if local else ())))]
+        age = _LIFETIME + 2 * _SLACK if expired else datetime.timedelta()
         certificate = (
-            _builder(_name("fakes server"), self._name, key.public_key())
+            _builder(_name("fakes server"), self._name, key.public_key(), age)
             .add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), critical=False)
@@ -84,8 +86,13 @@ def _alternative(name: str) -> x509.GeneralName:
         return x509.DNSName(name)
 
 
-def _builder(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
-    now = datetime.datetime.now(datetime.UTC)
+def _builder(
+    subject: x509.Name,
+    issuer: x509.Name,
+    key: ec.EllipticCurvePublicKey,
+    age: datetime.timedelta = datetime.timedelta(),
+) -> x509.CertificateBuilder:
+    now = datetime.datetime.now(datetime.UTC) - age
     return (
         x509.CertificateBuilder()
         .subject_name(subject)
