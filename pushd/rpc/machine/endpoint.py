@@ -34,6 +34,8 @@ from pushd.rpc.machine.headers import RawHeaders
 from pushd.rpc.machine.http2 import Http2
 
 DEFAULT_WINDOW = 65_535  # RFC 9113 §6.9.2
+MAX_FRAME = 16_384  # RFC 9113 §6.5.2, the least that can be advertised
+FRAME_HEADER = 9
 # Refilled whenever half of it is used; a megabyte keeps a 1 Gbit/s peer busy over 8 ms of round trip.
 CONNECTION_WINDOW = 2**20
 OUTPUT_BYTES = 256 * 1024
@@ -110,6 +112,7 @@ class Endpoint:
         self._budget = budget
         self._window = limits.stream_window
         self._longest = limits.longest_message
+        self._max_input = MAX_FRAME + FRAME_HEADER + limits.max_header_list_bytes
         self._patience = Patience(limits.abuse_burst, limits.abuse_per_s)
         self._h2 = Http2(
             client_side=client_side,
@@ -168,6 +171,8 @@ class Endpoint:
                 handler = self._handlers.get(type(event))
                 if handler is not None and not self.closed:
                     handler(event, events)
+            if not self.closed and self._h2.input_bytes > self._max_input:
+                self._fail("frame or header block too large", events, ErrorCodes.FRAME_SIZE_ERROR)
             self._settle()
         if not self.closed and self._h2.inbound_flow_control_window < CONNECTION_WINDOW // 2:
             self._h2.increment_flow_control_window(CONNECTION_WINDOW - self._h2.inbound_flow_control_window)

@@ -1,11 +1,12 @@
 """h2's connection, changed where it does not fit a long-lived gRPC endpoint.
 
-Three things are overridden, all present in h2 3.2 and 4.4 alike (a test holds both to it):
+Four things are changed, with names present in h2 3.2 and 4.4 alike (a test holds both to it):
 
 - GOAWAY, sent or received, ends a connection for h2: it refuses every further frame. RFC 9113 §6.8 lets running
   streams finish, so a received GOAWAY becomes an event only, and a sent one is a frame without a change of state;
 - the memory of closed streams is cut from 65,536 to 4,096 entries; it has to outlive frames in flight only;
-- the size of what waits to be sent can be asked for.
+- the size of what waits to be sent can be asked for, and that of the input h2 keeps: it holds a whole frame before it
+  looks at the frame's length, which may be 16 MiB, and up to 64 frames of one header block.
 """
 
 from __future__ import annotations
@@ -50,6 +51,13 @@ class Http2(H2Connection):
     def output_bytes(self) -> int:
         """How many bytes wait to be sent."""
         return len(self._data_to_send)
+
+    @property
+    def input_bytes(self) -> int:
+        """How much input waits for the rest of its frame or header block."""
+        buffer = self.incoming_buffer
+        waiting = len(buffer._data if hasattr(buffer, "_data") else buffer.data)
+        return waiting + sum(len(frame.data) for frame in buffer._headers_buffer)
 
     def announce_goaway(self, last_stream_id: int, error_code: int = 0) -> None:
         """Sends GOAWAY and keeps serving streams up to `last_stream_id`."""

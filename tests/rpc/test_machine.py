@@ -1,0 +1,525 @@
+"""The sans-I/O machine: two of them joined by memory, then one against an adversary."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import h2.config
+import h2.connection
+import pytest
+from attrs import evolve
+from h2.errors import ErrorCodes
+from hyperframe.frame import (
+    ContinuationFrame,
+    DataFrame,
+    GoAwayFrame,
+    HeadersFrame,
+    PingFrame,
+    PriorityFrame,
+    SettingsFrame,
+    WindowUpdateFrame,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pushd.errors import Code
+from pushd.rpc.machine import (
+    CallCancelled,
+    CallEnded,
+    CallOpened,
+    ClientMachine,
+    ConnectionFailed,
+    Fault,
+    GoAwayReceived,
+    HalfClosed,
+    Limits,
+    MachineEvent,
+    MessageReceived,
+    MessagesSpoilt,
+    ReceiveBudget,
+    ServerMachine,
+    Status,
+)
+from pushd.rpc.machine.encoder import PlainEncoder
+from pushd.rpc.machine.framing import encode_message
+
+MIB = 2**20
+LIMITS = Limits(
+    max_concurrent_streams=100,
+    max_receive_message_bytes=25 * MIB,
+    max_header_list_bytes=16_384,
+    connection_receive_bytes=64 * MIB,
+    abuse_burst=200,
+    abuse_per_s=100.0,
+)
+PATH = "/a.B/C"
+
+
+class Pair:
+    """A client's and a server's machine, and what each has heard."""
+
+    def __init__(self, limits: Limits = LIMITS, budget: int = 256 * MIB, *, handshake: bool = True) -> None:
+        self.budget = ReceiveBudget(budget)
+        self.server = ServerMachine(limits, self.budget)
+        self.client = ClientMachine(LIMITS, ReceiveBudget(budget), authority="h:1", scheme="http", user_agent="t")
+        self.at_server: list[MachineEvent] = []
+        self.at_client: list[MachineEvent] = []
+        self.now = 0.0
+        if handshake:
+            self.run()
+
+    def run(self, *, each: Callable[[], None] = lambda: None) -> None:
+        """Carries bytes until both are silent."""
+        while (out := self.client.data_to_send()) or (back := self.server.data_to_send()):
+            if out:
+                self.at_server += self.server.receive_data(out, self.now)
+            else:
+                self.at_client += self.client.receive_data(back, self.now)
+            each()
+
+    def messages(self, stream_id: int) -> list[bytes]:
+        return [e.payload for e in self.at_server if isinstance(e, MessageReceived) and e.stream_id == stream_id]
+
+
+def test_a_unary_call_goes_there_and_back() -> None:
+    pair = Pair()
+    stream_id = pair.client.open_call(PATH, 1.5, [(b"authorization", b"Bearer x")])
+    pair.client.send(stream_id, b"question")
+    pair.client.half_close(stream_id)
+    pair.run()
+    opened, received, closed = pair.at_server
+    assert isinstance(opened, CallOpened)
+    assert opened.request.path == PATH
+    assert opened.request.timeout_s == pytest.approx(1.5, abs=1e-5)
+    assert opened.request.headers["authorization"] == "Bearer x"
+    assert received == MessageReceived(stream_id, b"question")
+    assert closed == HalfClosed(stream_id)
+    pair.server.start(stream_id, b"id")
+    pair.server.send(stream_id, b"answer")
+    pair.server.finish(stream_id, Status(Code.OK), b"id")
+    pair.server.release(stream_id)
+    pair.run()
+    assert pair.at_client == [MessageReceived(stream_id, b"answer"), CallEnded(stream_id, Status(Code.OK))]
+    assert pair.server.idle
+    assert pair.budget.held == 0
+    assert pair.server._committed == 0
+
+
+def test_a_call_that_never_started_is_answered_with_trailers_only() -> None:
+    pair = Pair()
+    stream_id = pair.client.open_call(PATH, None)
+    pair.run()
+    pair.server.finish(stream_id, Status(Code.NOT_FOUND, "no ünicorn", b"details"), b"id")
+    pair.run()
+    assert pair.at_client == [CallEnded(stream_id, Status(Code.NOT_FOUND, "no ünicorn", b"details"))]
+    # The client had not finished its request: the server told it to stop, and the stream is gone on both sides.
+    assert pair.server.progress(stream_id) is None
+    assert pair.client.open_calls == 0
+
+
+@pytest.mark.parametrize("size", [0, 65_530, 65_531, 1_000_000, 25 * MIB])
+def test_a_message_of_any_length_passes_both_windows_both_ways(size: int) -> None:
+    pair = Pair()
+    stream_id = pair.client.open_call(PATH, None)
+    pair.client.send(stream_id, b"q" * size)
+    pair.client.half_close(stream_id)
+    pair.run()
+    assert pair.messages(stream_id) == [b"q" * size]
+    pair.server.start(stream_id, b"id")
+    pair.server.send(stream_id, b"a" * size)
+    pair.server.finish(stream_id, Status(Code.OK), b"id")
+    pair.run()
+    assert pair.at_client == [MessageReceived(stream_id, b"a" * size), CallEnded(stream_id, Status(Code.OK))]
+
+
+def test_one_byte_more_than_the_limit_spoils_the_call_before_it_is_held() -> None:
+    pair = Pair(evolve(LIMITS, max_receive_message_bytes=100_000))
+    stream_id = pair.client.open_call(PATH, None)
+    pair.client.send(stream_id, b"q" * 100_001)
+    pair.run()
+    assert pair.at_server[1:] == [MessagesSpoilt(stream_id, Fault.TOO_LARGE)]
+    assert pair.budget.held == 0
+
+
+def test_a_peer_cannot_make_the_server_hold_more_than_the_connection_may() -> None:
+    pair, peak = Pair(), 0
+
+    def look() -> None:
+        nonlocal peak
+        peak = max(peak, pair.budget.held)
+        assert pair.server._committed <= LIMITS.connection_receive_bytes
+
+    ids = [pair.client.open_call(PATH, None) for _ in range(100)]
+    for stream_id in ids:
+        pair.client.send(stream_id, b"q" * (2 * MIB))
+    pair.run(each=look)
+    # The reader takes nothing: what has arrived stays below the limit, and at least half of it was put to use.
+    assert 32 * MIB < peak <= LIMITS.connection_receive_bytes
+    done = 0
+    while done < len(ids):  # every call gets its turn once the ones before it are taken
+        taken = [e for e in pair.at_server if isinstance(e, MessageReceived)]
+        assert taken, "the line does not move"
+        pair.at_server.clear()
+        for event in taken:
+            pair.server.consumed(event.stream_id, event.payload)
+        done += len(taken)
+        pair.run(each=look)
+    assert pair.budget.held == 0
+
+
+def test_a_waiting_stream_is_not_called_stalled() -> None:
+    pair = Pair(evolve(LIMITS, connection_receive_bytes=16 * MIB))
+    first, second = (pair.client.open_call(PATH, None) for _ in range(2))
+    for stream_id in (first, second):
+        pair.client.send(stream_id, b"q" * (9 * MIB))
+    pair.run()
+    assert pair.messages(first)
+    assert not pair.messages(second)
+    assert pair.server.progress(second) is None
+    pair.server.consumed(first, pair.messages(first)[0])
+    pair.run()
+    assert pair.messages(second)
+
+
+def test_the_budget_over_all_connections_ends_the_call_that_does_not_fit() -> None:
+    pair = Pair(budget=3 * MIB)
+    first, second = (pair.client.open_call(PATH, None) for _ in range(2))
+    pair.client.send(first, b"q" * (2 * MIB))
+    pair.run()
+    pair.client.send(second, b"q" * (2 * MIB))
+    pair.run()
+    assert pair.at_server[-1] == MessagesSpoilt(second, Fault.OVERLOADED)
+    assert pair.budget.held == 2 * MIB + 5
+    pair.server.drop_all()
+    assert pair.budget.held == 0
+
+
+def test_a_reader_that_takes_nothing_stops_the_writer() -> None:
+    pair = Pair()
+    stream_id = pair.client.open_call(PATH, None)
+    for _ in range(1_000):
+        pair.client.send(stream_id, b"q" * 1_000)
+    pair.run()
+    assert len(pair.messages(stream_id)) * 1_005 <= 65_535 + 1_005
+    assert pair.client.waiting_bytes(stream_id) > 900_000
+
+
+def test_a_large_answer_leaves_room_for_small_ones() -> None:
+    pair = Pair()
+    large, small = (pair.client.open_call(PATH, None) for _ in range(2))
+    pair.run()
+    pair.server.start(large, b"id")
+    pair.server.send(large, b"a" * MIB)
+    first = pair.server.data_to_send()
+    pair.server.start(small, b"id")
+    pair.server.send(small, b"a")
+    pair.server.finish(small, Status(Code.OK), b"id")
+    pair.at_client += pair.client.receive_data(first, 0.0)
+    pair.at_client += pair.client.receive_data(pair.server.data_to_send(), 0.0)
+    assert CallEnded(small, Status(Code.OK)) in pair.at_client
+    assert pair.server.waiting_bytes(large) > 0
+
+
+def test_output_is_handed_over_in_bounded_portions() -> None:
+    pair = Pair()
+    stream_id = pair.client.open_call(PATH, None)
+    pair.run()
+    pair.client._h2.increment_flow_control_window(2**30)
+    pair.client._h2.increment_flow_control_window(2**30, stream_id)
+    pair.run()
+    pair.server.start(stream_id, b"id")
+    pair.server.send(stream_id, b"a" * (5 * MIB))
+    while portion := pair.server.data_to_send():
+        assert len(portion) < 300_000
+        pair.at_client += pair.client.receive_data(portion, 0.0)
+    assert pair.at_client == [MessageReceived(stream_id, b"a" * (5 * MIB))]
+
+
+def test_goaway_ends_later_calls_as_unprocessed_and_lets_earlier_ones_finish() -> None:
+    pair = Pair()
+    early = pair.client.open_call(PATH, None)
+    pair.client.half_close(early)
+    pair.run()
+    late = pair.client.open_call(PATH, None)  # crosses the GOAWAY
+    pair.server.goaway()
+    pair.run()
+    assert not pair.client.usable
+    ended = [e for e in pair.at_client if isinstance(e, CallEnded)]
+    assert [(e.stream_id, e.status.code, e.unprocessed) for e in ended] == [(late, Code.UNAVAILABLE, True)]
+    assert GoAwayReceived() in pair.at_client
+    pair.server.start(early, b"id")
+    pair.server.send(early, b"a")
+    pair.server.finish(early, Status(Code.OK), b"id")
+    pair.run()
+    assert pair.at_client[-1] == CallEnded(early, Status(Code.OK))
+
+
+def test_a_lost_connection_ends_every_call() -> None:
+    pair = Pair()
+    ids = [pair.client.open_call(PATH, None) for _ in range(3)]
+    ended = pair.client.lost()
+    assert [(e.stream_id, e.status.code) for e in ended] == [(i, Code.UNAVAILABLE) for i in ids]
+    assert not pair.client.usable
+
+
+def test_a_cancelled_call_is_heard_and_forgotten() -> None:
+    pair = Pair()
+    stream_id = pair.client.open_call(PATH, None)
+    pair.client.send(stream_id, b"q" * 100_000)
+    pair.run()
+    pair.client.cancel(stream_id)
+    pair.run()
+    assert pair.at_server[-1] == CallCancelled(stream_id)
+    assert pair.server.running == 1, "its handler has not let go"
+    pair.server.release(stream_id)
+    pair.server.send(stream_id, b"nobody listens")
+    pair.server.finish(stream_id, Status(Code.OK), b"id")
+    assert pair.server.idle
+    assert (pair.budget.held, pair.server._committed) == (0, 0)
+
+
+def test_more_calls_than_allowed_are_refused_one_by_one() -> None:
+    pair = Pair(evolve(LIMITS, max_concurrent_streams=2), handshake=False)
+    ids = [pair.client.open_call(PATH, None) for _ in range(15)]  # it has not read the server's settings yet
+    pair.run()
+    ended = [(e.stream_id, e.unprocessed) for e in pair.at_client if isinstance(e, CallEnded)]
+    assert ended == [(stream_id, True) for stream_id in ids[2:]]
+    assert not pair.server.closed
+    assert not pair.client.has_room
+
+
+def test_a_call_whose_handler_runs_on_still_counts_after_a_reset() -> None:
+    pair = Pair(evolve(LIMITS, max_concurrent_streams=1))
+    first = pair.client.open_call(PATH, None)
+    pair.run()
+    pair.client.cancel(first)
+    second = pair.client.open_call(PATH, None)
+    pair.run()
+    assert [e.stream_id for e in pair.at_client if isinstance(e, CallEnded)] == [second]
+    pair.server.release(first)
+    third = pair.client.open_call(PATH, None)
+    pair.run()
+    assert [e.stream_id for e in pair.at_server if isinstance(e, CallOpened)] == [first, third]
+
+
+def test_S083_opening_and_resetting_in_a_loop_costs_the_connection() -> None:
+    pair = Pair()
+    for _ in range(300):
+        pair.client.cancel(pair.client.open_call(PATH, None))
+    data = pair.client.data_to_send()
+    events = pair.server.receive_data(data, 0.0)
+    assert events[-1] == ConnectionFailed("too many frames without work")
+    opened = sum(isinstance(e, CallOpened) for e in events)
+    assert opened <= LIMITS.abuse_burst + 1
+    pair.client.receive_data(pair.server.data_to_send(), 0.0)
+    assert pair.client.going_away
+
+
+def test_resets_at_a_human_pace_cost_nothing() -> None:
+    pair = Pair()
+    for _ in range(1_000):
+        pair.now += 0.02
+        stream_id = pair.client.open_call(PATH, None)
+        pair.run()
+        pair.client.cancel(stream_id)
+        pair.run()
+        pair.server.release(stream_id)
+    assert not pair.server.closed
+
+
+FLOODS = {
+    "pings": PingFrame(0, opaque_data=b"12345678").serialize(),
+    "settings": SettingsFrame(0).serialize(),
+    "priority": PriorityFrame(3, depends_on=1, stream_weight=1).serialize(),
+    "unknown frames": b"\0\0\0\xbb\0\0\0\0\0",
+    "window updates": WindowUpdateFrame(0, window_increment=1).serialize(),
+}
+
+
+@pytest.mark.parametrize("name", FLOODS)
+def test_a_flood_of_frames_without_work_costs_the_connection(name: str) -> None:
+    pair = Pair()
+    events = pair.server.receive_data(FLOODS[name] * 300, 0.0)
+    assert events == [ConnectionFailed("too many frames without work")]
+
+
+def test_a_flood_of_empty_data_costs_the_connection() -> None:
+    pair = Pair()
+    stream_id = pair.client.open_call(PATH, None)
+    pair.run()
+    events = pair.server.receive_data(DataFrame(stream_id, b"").serialize() * 300, 0.0)
+    assert events == [ConnectionFailed("too many frames without work")]
+
+
+def test_pings_that_answer_our_frames_are_free() -> None:
+    pair = Pair()
+    stream_id = pair.client.open_call(PATH, None)
+    pair.run()
+    pair.server.start(stream_id, b"id")
+    for _ in range(1_000):
+        pair.server.send(stream_id, b"a")
+        pair.run()
+        assert pair.server.receive_data(FLOODS["pings"] + FLOODS["window updates"], 0.0) == []
+        pair.server.data_to_send()
+
+
+def test_S080_endless_continuation_costs_the_connection_in_bounded_memory() -> None:
+    pair = Pair()
+    flood = (
+        HeadersFrame(1, b"\x00\x01a\x01b").serialize() + ContinuationFrame(1, b"\x00\x01a\x01b" * 100).serialize() * 100
+    )
+    assert isinstance(pair.server.receive_data(flood, 0.0)[-1], ConnectionFailed)
+
+
+def test_S080_a_header_list_over_the_limit_costs_the_connection() -> None:
+    pair = Pair()
+    pair.client.open_call(PATH, None, [(b"x-%d" % n, b"v" * 1_000) for n in range(17)])
+    data = pair.client.data_to_send()
+    assert isinstance(pair.server.receive_data(data, 0.0)[-1], ConnectionFailed)
+
+
+def test_a_frame_that_announces_16_MiB_is_not_waited_for() -> None:
+    pair = Pair()
+    announced = b"\xff\xff\xff\0\0\0\0\0\1"
+    assert pair.server.receive_data(announced + b"x" * 30_000, 0.0) == []
+    assert isinstance(pair.server.receive_data(b"x" * 10_000, 0.0)[-1], ConnectionFailed)
+
+
+def test_after_a_failure_nothing_is_taken_and_nothing_is_sent() -> None:
+    pair = Pair()
+    stream_id = pair.client.open_call(PATH, None)
+    pair.run()
+    pair.server.receive_data(DataFrame(99, b"").serialize(), 0.0)
+    assert pair.server.closed
+    assert pair.server.data_to_send(), "the last GOAWAY"
+    for act in (
+        lambda: pair.server.start(stream_id, b"id"),
+        lambda: pair.server.send(stream_id, b"x"),
+        lambda: pair.server.finish(stream_id, Status(Code.OK), b"id"),
+        lambda: pair.server.reset(stream_id),
+        lambda: pair.server.goaway(),
+    ):
+        act()
+        assert pair.server.data_to_send() == b""
+    assert pair.server.receive_data(b"more", 1.0) == []
+
+
+def test_not_http2_at_all_is_a_failure() -> None:
+    server = ServerMachine(LIMITS, ReceiveBudget(MIB))
+    server.data_to_send()
+    assert isinstance(server.receive_data(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n", 0.0)[-1], ConnectionFailed)
+
+
+def test_the_changed_parts_of_h2_are_where_they_are_expected() -> None:
+    """The machine leans on names of h2 that are not public."""
+    connection = h2.connection.H2Connection(h2.config.H2Configuration(client_side=False))
+    assert connection._frame_dispatch_table[GoAwayFrame] == connection._receive_goaway_frame
+    assert callable(connection._prepare_for_sending)
+    assert len(connection._data_to_send) == 0
+    assert connection.MAX_CLOSED_STREAMS > 4_096
+    assert connection.incoming_buffer._headers_buffer == []
+
+
+# --- an adversary
+
+_encoder = PlainEncoder()
+_HEADERS = [
+    (b":method", b"POST"),
+    (b":scheme", b"http"),
+    (b":path", b"/a.B/C"),
+    (b"te", b"trailers"),
+    (b"content-type", b"application/grpc"),
+]
+_block = st.sampled_from([_encoder.encode(_HEADERS), _encoder.encode(_HEADERS[1:]), b"\x82", b"\xff\xff", b""])
+_id = st.sampled_from([0, 1, 1, 1, 3, 3, 5, 7, 2, 2**31 - 1])
+_body = st.one_of(
+    st.binary(max_size=40),
+    st.just(encode_message(b"hello")),
+    st.just(b"\0\0\1\0\0" + b"x" * 100),
+    st.just(b"x" * 9_000),
+)
+
+
+def _frame(kind: int, flags: int, stream_id: int, payload: bytes) -> bytes:
+    return len(payload).to_bytes(3, "big") + bytes((kind, flags)) + stream_id.to_bytes(4, "big") + payload
+
+
+_u32 = st.sampled_from([0, 1, 2, 100, 16_384, 65_535, 2**31 - 1, 2**32 - 1]).map(lambda n: n.to_bytes(4, "big"))
+_setting = st.builds(lambda k, v: k.to_bytes(2, "big") + v, st.integers(0, 9), _u32)
+_headers_flags = st.sampled_from([0, 1, 4, 4, 5, 5, 0x0C, 0x24, 0xFF])
+_data_flags = st.sampled_from([0, 0, 1, 8, 9, 0xFF])
+_frames = st.one_of(
+    st.builds(_frame, st.sampled_from([1, 1, 1, 9]), _headers_flags, _id, _block),
+    st.builds(_frame, st.just(0), _data_flags, _id, _body),
+    st.builds(_frame, st.sampled_from([3, 8]), st.just(0), _id, _u32),  # RST_STREAM, WINDOW_UPDATE
+    st.builds(_frame, st.just(4), st.sampled_from([0, 1]), st.sampled_from([0, 0, 0, 1]), st.just(b"") | _setting),
+    st.builds(
+        _frame, st.just(6), st.sampled_from([0, 1]), st.sampled_from([0, 0, 1]), st.binary(min_size=8, max_size=8)
+    ),
+    st.builds(_frame, st.just(7), st.just(0), st.just(0), st.builds(lambda a, b: a + b, _u32, _u32)),  # GOAWAY
+    st.builds(_frame, st.just(2), st.just(0), _id, st.binary(min_size=5, max_size=5)),  # PRIORITY
+    st.builds(_frame, st.integers(0, 255), st.integers(0, 255), _id, st.binary(max_size=20)),
+    st.binary(max_size=30),
+)
+_acts = st.sampled_from(
+    ["start", "send", "send large", "finish", "refuse", "release", "consume", "reset", "goaway", "write"]
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.one_of(_frames, _frames, _acts), max_size=40), st.booleans())
+def test_no_sequence_of_frames_and_answers_breaks_the_server_machine(
+    script: list[bytes | str], handshake: bool
+) -> None:
+    """Never an exception, never more held than allowed, and nothing left when the connection is dropped."""
+    budget = ReceiveBudget(20_000)
+    limits = evolve(
+        LIMITS, max_concurrent_streams=2, connection_receive_bytes=200_000, max_receive_message_bytes=150_000
+    )
+    server = ServerMachine(limits, budget)
+    client = h2.connection.H2Connection()
+    client.initiate_connection()
+    server.receive_data(client.data_to_send(), 0.0)
+    if handshake:
+        server.receive_data(_frame(4, 1, 0, b""), 0.0)
+    held: list[MessageReceived] = []
+    ids: list[int] = [1]
+    for number, step in enumerate(script):
+        if isinstance(step, bytes):
+            events = server.receive_data(step, number * 0.001)
+            held += [e for e in events if isinstance(e, MessageReceived)]
+            ids += [e.stream_id for e in events if isinstance(e, CallOpened)]
+        else:
+            _act(server, step, ids[-1], held)
+        assert 0 <= budget.held <= budget.limit
+        assert 0 <= server._committed <= limits.connection_receive_bytes
+    server.data_to_send()
+    server.drop_all()
+    assert budget.held == 0
+    assert server._committed == 0
+
+
+def _act(server: ServerMachine, act: str, stream_id: int, held: list[MessageReceived]) -> None:
+    match act:
+        case "start":
+            if stream_id not in server._started:
+                server.start(stream_id, b"id")
+        case "send" | "send large":
+            if stream_id in server._started and not server._streams[stream_id].finished:
+                server.send(stream_id, b"x" * (9 if act == "send" else 200_000))
+        case "finish" | "refuse":
+            stream = server._streams.get(stream_id)
+            if stream is not None and not stream.finished:
+                server.finish(stream_id, Status(Code.OK if act == "finish" else Code.INTERNAL, "text"), b"id")
+        case "release":
+            server.release(stream_id)
+        case "consume":
+            if held:
+                event = held.pop()
+                server.consumed(event.stream_id, event.payload)
+        case "reset":
+            server.reset(stream_id, ErrorCodes.CANCEL)
+        case "goaway":
+            server.goaway()
+        case "write":
+            server.data_to_send()
