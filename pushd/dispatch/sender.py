@@ -143,38 +143,62 @@ class Sending:
 
     async def _carry(self, work: Work, channel: Channel) -> None:
         """Make attempts with one permit until none of the channel may begin."""
-        following: Work | None = work
-        while following is not None:
-            await self._attempt(following, channel)
-            following = self._retained.take(channel) if self._trust.is_valid else None
-            self._ease()
-
-    async def _attempt(self, work: Work, channel: Channel) -> None:
         sender = self._senders.get(channel)
         if sender is None:
-            self._reports.channel_missing(channel)
-            self._retained.fail(work)
-            self._tally.count(channel, Result.FAILED)
+            self._fail_all(work, channel)
             return
-        outcome: Outcome = Transient("timeout", 0.0)
+        following: Work | None = work
+        while following is not None:
+            work = following
+            try:
+                # Entering a scope costs more than the rest of this loop, so one serves attempt after attempt, each with
+                # a deadline of its own, until one runs out of time and uses it up.
+                with trio.CancelScope() as limit:
+                    while not limit.cancel_called:
+                        limit.deadline = trio.current_time() + ATTEMPT_S
+                        outcome = await self._attempt(sender, work)
+                        following = self._settle(work, channel, outcome)
+                        if following is None:
+                            return
+                        work = following
+            except BaseException:
+                if self._retained.cut(work) is not None:
+                    self._tally.count(channel, Result.FAILED)
+                raise
+            if limit.cancelled_caught:
+                following = self._settle(work, channel, Transient("timeout", 0.0))
+
+    async def _attempt(self, sender: ChannelSender, work: Work) -> Outcome:
         try:
-            with trio.move_on_after(ATTEMPT_S):
-                outcome = await sender.attempt(work.delivery)
+            return await sender.attempt(work.delivery)
         except Exception as error:  # the edge of one delivery: a bug in a sender must not end the term
-            self._reports.attempt_crashed(channel, error)
-            outcome = Transient("internal", 0.0)
-        except BaseException:
-            if self._retained.cut(work) is not None:
-                self._tally.count(channel, Result.FAILED)
-            raise
+            self._reports.attempt_crashed(work.delivery.config.channel, error)
+            return Transient("internal", 0.0)
+
+    def _settle(self, work: Work, channel: Channel, outcome: Outcome) -> Work | None:
+        """Record an outcome, and take the attempt that gets the permit next."""
         result = self._retained.settle(work, outcome, trio.current_time(), self._jitter())
-        if result is None:
-            if self._retained.next_due < self._armed_for:
-                self._sooner.set()
-            return
-        self._tally.count(channel, result)
-        if result is Result.DEAD:
-            self._on_dead(work.delivery)
+        if result is not None:
+            self._tally.count(channel, result)
+            if result is Result.DEAD:
+                self._on_dead(work.delivery)
+        elif self._retained.next_due < self._armed_for:
+            self._sooner.set()
+        return self._take(channel)
+
+    def _fail_all(self, work: Work, channel: Channel) -> None:
+        """The channel is not configured any more: no attempt can be made, now or by a retry."""
+        self._reports.channel_missing(channel)
+        following: Work | None = work
+        while following is not None:
+            self._retained.fail(following)
+            self._tally.count(channel, Result.FAILED)
+            following = self._take(channel)
+
+    def _take(self, channel: Channel) -> Work | None:
+        work = self._retained.take(channel) if self._trust.is_valid else None
+        self._ease()
+        return work
 
     async def _wait_for(self, condition: Callable[[], bool]) -> None:
         """The loader waits for room, then for the end of its work: there is one waiter at a time."""

@@ -3,8 +3,6 @@
 -- go by the cascade, which is what takes time. The clock is the database's.
 -- Lock: the deleted rows. The condition is repeated in the DELETE, so a recipient that renews while the batch is chosen
 -- is judged again by what it renewed to. Index: push_recipient_renewed for the choice, the primary key for the rest.
-DELETE, so a recipient that renews while the batch is chosen
--- is judged again by what it renewed to. Index: push_recipient_renewed for the choice, the primary key for the rest.
 DELETE FROM push_recipient AS p
 USING (
     SELECT recipient_id, sum(topic_count) OVER (ORDER BY renewed_ns, recipient_id) AS topics,
