@@ -37,8 +37,9 @@ class Received:
     status: int
 
     def as_json(self) -> dict[str, Any]:
-        """For the control port."""
-        return {name: getattr(self, name) for name in self.__slots__} | {"body": self.body.decode("latin-1")}
+        """For the control port; `wall_s` is the Unix time, named as the provider fakes name it."""
+        fields = {name: getattr(self, name) for name in self.__slots__}
+        return {**fields, "wall_s": self.received_ns / 1e9, "body": self.body.decode("latin-1")}
 
 
 class Receiver:
