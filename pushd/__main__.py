@@ -123,6 +123,19 @@ def health(
     return code
 
 
+@app.command
+def demo(
+    *,
+    json: Json = False,
+    seconds: Annotated[int, Parameter(help="How long to publish.", validator=cyclopts.validators.Number(gte=1))] = 5,
+) -> int:
+    """Show pushes arriving: server, PostgreSQL and fake providers, all on this machine, in a folder that is removed."""
+    from pushd.ops.demo import run_demo
+
+    code: int = _run(partial(run_demo, as_json=json, seconds=seconds))
+    return code
+
+
 def _run(main: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
     return trio.run(main)
 
