@@ -106,8 +106,7 @@ class Publisher:
         return refuse_envelope(unroutable, Reason.MALFORMED_PAYLOAD)
 
     async def _place(self, envelopes: Sequence[NewEnvelope]) -> list[Placed | None]:
-        async with self._database.primary() as connection:
-            return await publish_envelopes(connection, envelopes, self._settings.retention)
+        return await publish_envelopes(self._database, envelopes, self._settings.retention)
 
     def _count(self, batch: Batch, placed: Sequence[Placed | None]) -> None:
         stored = [envelope for envelope, at in zip(batch.distinct, placed, strict=True) if at is not None and at.is_new]

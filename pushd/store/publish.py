@@ -10,7 +10,7 @@ from pushd.core.admission import Retention
 from pushd.core.topics import topic_lock_key
 from pushd.model import EnvelopeMeta, NewEnvelope
 from pushd.store.arrays import BigintArray, BooleanArray, ByteaArray
-from pushd.store.database import Connection
+from pushd.store.database import Database
 from pushd.store.queries import query
 
 
@@ -23,7 +23,7 @@ class Placed:
 
 
 async def publish_envelopes(
-    connection: Connection, envelopes: Sequence[NewEnvelope], retention: Retention
+    database: Database, envelopes: Sequence[NewEnvelope], retention: Retention
 ) -> list[Placed | None]:
     """Store the envelopes not stored yet, all or none, and answer for each in order.
 
@@ -35,7 +35,7 @@ async def publish_envelopes(
         StoreInvariant: a topic's watermark is above the sequence.
         StoreUnavailable: the outcome is unknown; a retry settles it.
     """
-    rows = await connection.fetch(
+    rows = await database.fetch_on_primary(
         query("publish_envelopes"),
         {
             "lock_keys": BigintArray(sorted({topic_lock_key(envelope.topic) for envelope in envelopes})),
@@ -48,7 +48,6 @@ async def publish_envelopes(
             "eligible": BooleanArray([envelope.push_eligible for envelope in envelopes]),
             "admissible": BooleanArray([envelope.is_admissible for envelope in envelopes]),
         },
-        binary=True,
     )
     return [
         None if sequence_id is None else Placed(_meta(envelope, sequence_id, server_ns, expiry_ns), is_new)

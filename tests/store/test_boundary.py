@@ -145,9 +145,8 @@ async def test_a_publisher_stuck_in_its_statement_frees_the_barrier_when_the_sta
     ):
 
         async def publish() -> None:
-            async with database.primary() as connection:
-                with pytest.raises(StoreError, match="database operation timed out"):
-                    await publish_envelopes(connection, [envelope], Retention())
+            with pytest.raises(StoreError, match="database operation timed out"):
+                await publish_envelopes(database, [envelope], Retention())
 
         nursery.start_soon(publish)
         with trio.fail_after(10):

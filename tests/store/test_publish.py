@@ -13,9 +13,9 @@ from attrs import evolve
 
 from pushd.core.admission import Retention
 from pushd.core.topics import topic_lock_key
-from pushd.errors import StoreInvariant, StoreTimeout
+from pushd.errors import StoreInvariant, StoreTimeout, StoreUnavailable
 from pushd.model import NewEnvelope, TopicKind
-from pushd.store.database import Database, DatabaseSettings, open_database
+from pushd.store.database import Connection, Database, DatabaseSettings, open_database
 from pushd.store.envelopes import load_envelopes_of_topics
 from pushd.store.publish import Placed, publish_envelopes
 from pushd.telemetry import Metrics
@@ -33,8 +33,7 @@ def envelope(number: int, *, of: int = 0) -> NewEnvelope:
 
 
 async def publish(database: Database, *envelopes: NewEnvelope) -> list[Placed | None]:
-    async with database.primary() as connection:
-        return await publish_envelopes(connection, envelopes, RETENTION)
+    return await publish_envelopes(database, envelopes, RETENTION)
 
 
 def ids(placed: list[Placed | None]) -> list[int | None]:
@@ -225,13 +224,23 @@ async def test_a_cancelled_publish_is_stored_whole_or_not_at_all(
     assert admin.execute("SELECT count(*) FROM envelopes").fetchall() == [(0,)]
 
 
+class OneSession:
+    """A database that is one session, for a test about what a session remembers."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+
+    async def fetch_on_primary(self, query: str, params: Any) -> Any:
+        return await self.connection.fetch(query, params, binary=True)
+
+
 async def test_lookups_use_the_index_whatever_the_table_looked_like_at_first(
     database: Database, admin: psycopg.Connection[Any]
 ) -> None:
     """The function's plans are cached per session: made on an empty table, they must still fit a full one."""
     async with database.primary() as connection:
         for n in range(10):
-            await publish_envelopes(connection, [envelope(n)], RETENTION)
+            await publish_envelopes(OneSession(connection), [envelope(n)], RETENTION)
         admin.execute(
             "INSERT INTO envelopes SELECT nextval('envelope_sequence'), %s, 0, NULL, sha256(n::text::bytea), false,"
             " false, NULL, '' FROM generate_series(1, 20000) n",
@@ -241,7 +250,7 @@ async def test_lookups_use_the_index_whatever_the_table_looked_like_at_first(
             "SELECT seq_tup_read FROM pg_stat_xact_user_tables WHERE relname = 'envelopes'"
         )
         async with connection.transaction():
-            await publish_envelopes(connection, [envelope(n, of=n) for n in range(50, 100)], RETENTION)
+            await publish_envelopes(OneSession(connection), [envelope(n, of=n) for n in range(50, 100)], RETENTION)
             [(read,)] = await connection.fetch(
                 "SELECT seq_tup_read FROM pg_stat_xact_user_tables WHERE relname = 'envelopes'"
             )
@@ -281,3 +290,24 @@ async def test_topics_are_read_back_in_sequence_order(database: Database) -> Non
 async def test_a_page_ends_before_it_grows_too_long(database: Database, max_bytes: int, expected: Any) -> None:
     await publish(database, *(envelope(n) for n in range(3)))  # nine bytes each
     assert await load(database, {topic(0): 0}, max_bytes=max_bytes) == expected
+
+
+async def test_the_session_of_a_cancelled_or_failed_publish_is_used_again(
+    database_url: str, metrics: Metrics, admin: psycopg.Connection[Any]
+) -> None:
+    async with open_database(DatabaseSettings(database_url, max_connections=1, acquire_s=5.0), metrics) as database:
+        assert ids(await publish(database, envelope(1))) == [1]
+        with psycopg.connect(database_url) as blocker:
+            blocker.execute("LOCK TABLE topic_watermark IN EXCLUSIVE MODE")
+            with trio.move_on_after(0.1) as scope:
+                await publish(database, envelope(2))
+            assert scope.cancelled_caught
+        admin.execute("INSERT INTO topic_watermark VALUES (%s, 1000)", (topic(3),))
+        with pytest.raises(StoreInvariant):
+            await publish(database, envelope(3, of=3))
+        [(pid,)] = await database.fetch_on_primary("SELECT pg_backend_pid()")
+        assert ids(await publish(database, envelope(1))) == [1]
+        admin.execute("SELECT pg_terminate_backend(%s, 5000)", (pid,))
+        with pytest.raises(StoreUnavailable):
+            await publish(database, envelope(4))
+        assert ids(await publish(database, envelope(1))) == [1], "a new session took the place of the dead one"
