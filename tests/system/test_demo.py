@@ -34,11 +34,6 @@ async def test_server_that_does_not_start_is_explained(monkeypatch: pytest.Monke
         return folder / "absent.toml", {}
 
     monkeypatch.setattr(demo, "_configure", broken)
-    with pytest.raises(DemoFailed, match="the server did not start: pushd: .*cannot be read"):
-        try:
-            await demo.run_demo(as_json=True, seconds=1)
-        except BaseExceptionGroup as group:
-            while isinstance(group, BaseExceptionGroup):
-                assert len(group.exceptions) == 1
-                group = group.exceptions[0]
-            raise group from None
+    cause = pytest.RaisesExc(DemoFailed, match=r"the server did not start: pushd: .*cannot be read")
+    with pytest.RaisesGroup(cause, flatten_subgroups=True):
+        await demo.run_demo(as_json=True, seconds=1)

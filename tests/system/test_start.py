@@ -71,7 +71,9 @@ def _tables(**tables: Any) -> Callable[[Path], str]:
         pytest.param(_text('[push]\nmax_attempts = "3"\n'), ["pushd.toml:2", "push.max_attempts"], id="wrong-type"),
         pytest.param(_text("[push]\nmax_attempts = 11\n"), ["pushd.toml:2", "push.max_attempts"], id="out-of-range"),
         pytest.param(
-            _text('[database]\nurl = "env:PUSHD_TEST_ABSENT"\n'), ["database.url", "PUSHD_TEST_ABSENT"], id="no-variable"
+            _text('[database]\nurl = "env:PUSHD_TEST_ABSENT"\n'),
+            ["database.url", "PUSHD_TEST_ABSENT"],
+            id="no-variable",
         ),
         pytest.param(
             _tables(database={"url": "postgresql://hunter2@127.0.0.1:1/none"}),
