@@ -96,7 +96,7 @@ $$;
 CREATE FUNCTION close_allocation_boundary(wait_ms integer) RETURNS bigint
 LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
-    statement_ms integer := (SELECT setting::integer FROM pg_settings WHERE name = 'statement_timeout');
+    half_statement_ms integer;
     closed bigint;
     allocated bigint;
 BEGIN
@@ -107,7 +107,10 @@ BEGIN
         RETURN closed;
     END IF;
 
-    PERFORM set_config('lock_timeout', least(wait_ms, nullif(statement_ms, 0) / 2)::text, true);
+    -- The setting reads as '5s', '0' for none, and so on, which is how an interval is written too.
+    half_statement_ms := nullif(extract(epoch FROM current_setting('statement_timeout')::interval) * 500, 0);
+    -- 0 would mean to wait without end; least() leaves NULL out.
+    PERFORM set_config('lock_timeout', greatest(1, least(wait_ms, half_statement_ms))::text, true);
     BEGIN
         PERFORM pg_advisory_xact_lock(0, 2);
     EXCEPTION WHEN lock_not_available THEN

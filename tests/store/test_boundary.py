@@ -200,6 +200,20 @@ async def test_T120_the_wait_ends_before_the_statement_does(
         assert await advance(database, wait_ms=1_000) == 1
 
 
+@pytest.mark.parametrize(
+    ("statement_timeout", "wait_ms", "lock_timeout"),
+    [("0", 700, "700ms"), ("5s", 700, "700ms"), ("5s", 9_000, "2500ms"), ("1min", 9_000, "9s")],
+)
+def test_the_wait_is_clipped_to_half_of_the_statement(
+    statement_timeout: str, wait_ms: int, lock_timeout: str, admin: psycopg.Connection[Any]
+) -> None:
+    insert_envelopes(admin, 1, close=False)
+    with admin.transaction():
+        admin.execute("SELECT set_config('statement_timeout', %s, true)", (statement_timeout,))
+        assert admin.execute("SELECT close_allocation_boundary(%s)", (wait_ms,)).fetchone() == (1,)
+        assert admin.execute("SHOW lock_timeout").fetchone() == (lock_timeout,)
+
+
 async def test_T121_trouble_behind_the_barrier_is_an_error(
     database: Database, publishers: Callable[[], Publisher], admin: psycopg.Connection[Any]
 ) -> None:
