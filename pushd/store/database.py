@@ -13,7 +13,7 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar, cast
 
@@ -96,6 +96,9 @@ async def _bridge(awaitable: Awaitable[_T]) -> _T:
         return cast("_T", await trio_asyncio.aio_as_trio(run)())
     except (psycopg.Error, OSError) as exc:
         raise translate_error(exc) from exc
+    finally:
+        if isinstance(awaitable, Coroutine):
+            awaitable.close()  # cancelled before asyncio began with it, it would be reported as never awaited
 
 
 class Connection:
