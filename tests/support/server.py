@@ -65,6 +65,11 @@ class ServerProcess:
         """The exit code, once the process ended."""
         return await self.process.wait()
 
+    async def wait_ended(self) -> None:
+        """Return once the whole log was read, which is after the process ended."""
+        while not self._ended:
+            await self._changed.wait()
+
     def send_signal(self, signum: signal.Signals) -> None:
         self.process.send_signal(signum)
 
@@ -112,11 +117,12 @@ async def running_server(
     data_dir: Path | None = None,
     environ: Mapping[str, str] | None = None,
     wait_ready: bool = True,
+    extra_toml: str = "",
 ) -> AsyncIterator[ServerProcess]:
-    """Start a server with `config`; at the end it is killed if it still runs."""
+    """Start a server with `config` and then `extra_toml`; at the end it is killed if it still runs."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "pushd.toml"
-    path.write_text(toml(config))
+    path.write_text(toml(config) + extra_toml)
     argv = [sys.executable, "-m", "pushd", "serve", "--config", str(path)]
     argv += ["--data-dir", str(data_dir or folder / "data")]
     async with trio.open_nursery() as nursery:
