@@ -58,14 +58,16 @@ def rss_mib(pid: int) -> int:
     raise ValueError("no VmHWM")
 
 
-async def run_load(server: ServerProcess, method: str, requests: Sequence[Any], in_flight: int, folder: Path) -> Load:
+async def run_load(
+    server: ServerProcess, method: str, requests: Sequence[Any], in_flight: int, folder: Path, *, service: str = SERVICE
+) -> Load:
     """Send every request, `in_flight` at a time; all must succeed."""
     path = folder / "bodies"
     bodies = [request.SerializeToString() for request in requests]
     path.write_bytes(b"".join(len(body).to_bytes(4, "big") + body for body in bodies))
     before = process_cpu_s(server.process.pid)
     done = await trio.run_process(
-        [sys.executable, str(LOAD_CLIENT), str(server.grpc_port), SERVICE + method, str(path), str(in_flight)],
+        [sys.executable, str(LOAD_CLIENT), str(server.grpc_port), service + method, str(path), str(in_flight)],
         capture_stdout=True,
         stdin=subprocess.DEVNULL,
     )
