@@ -453,7 +453,7 @@ async def test_a_bad_token_says_nothing_about_the_next_B021_B025(autojump_clock:
 async def test_a_wrong_environment_is_one_warning_for_all_recipients_B013(autojump_clock: trio.abc.Clock) -> None:
     with structlog.testing.capture_logs() as events:
         async with rig(answers((400, b'{"reason":"BadDeviceToken"}'))) as r:
-            for _ in range(40):
+            for _ in range(8):
                 assert set(await r.push_many(250)) == {Mismatch("BadDeviceToken")}
     assert events == [
         {

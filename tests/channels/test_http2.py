@@ -614,11 +614,11 @@ async def test_leaving_the_client_ends_its_connections(autojump_clock: trio.abc.
         await peer.lines[0].closed.wait()
 
 
-async def test_ten_thousand_sends_leave_no_task_and_no_stream_behind(autojump_clock: trio.abc.Clock) -> None:
+async def test_thousands_of_sends_leave_no_task_and_no_stream_behind(autojump_clock: trio.abc.Clock) -> None:
     async with rig() as r:
         await r.try_send()
         before = trio.lowlevel.current_statistics().tasks_living
-        for _ in range(10):
+        for _ in range(3):
             await r.send_many(1_000)
         await trio.testing.wait_all_tasks_blocked()
         assert trio.lowlevel.current_statistics().tasks_living == before

@@ -1,0 +1,131 @@
+"""How fast one sender is: APNs and FCM against fakes in other processes, without database and dispatcher.
+
+256 sends in flight, as a channel's permits allow; the provider answers after 50 ms, so 5,120/s is the bound. The fake
+runs on the other core; CPU per send is this process's alone. Run with `python -m tests.bench.bench_providers [KIND]`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import resource
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Protocol
+
+import trio
+
+from fakes.launch import RunningFake, launch
+from pushd.channels.apns import make_apns_channel
+from pushd.channels.fcm import make_fcm_channel
+from pushd.channels.http2 import open_http2_client
+from pushd.model import IN_FLIGHT_PER_CHANNEL, Channel, Delivered, Delivery, DeliveryConfig, Outcome
+
+TOPICS = [bytes((0,)) + number.to_bytes(16, "big") for number in range(1_024)]
+
+
+class Sends(Protocol):
+    async def attempt(self, delivery: Delivery) -> Outcome: ...
+
+
+def deliveries(kind: Channel) -> Iterator[Delivery]:
+    """One recipient after another, as a window's fan-out gives them."""
+    sequence_id = 0
+    while True:
+        sequence_id += 1
+        target = f"{sequence_id:064x}" if kind is Channel.APNS else f"token-{sequence_id:0130}"
+        yield Delivery(sequence_id, TOPICS[sequence_id % 1_024], b"r" * 32, DeliveryConfig(kind, target), b"s" * 32)
+
+
+@asynccontextmanager
+async def open_channel(fake: RunningFake, kind: Channel) -> AsyncIterator[Sends]:
+    async with open_http2_client() as client, trio.open_nursery() as exchanging:
+        if kind is Channel.APNS:
+            yield make_apns_channel(
+                client,
+                key_pem=_text(fake.facts["key"]),
+                key_id=fake.facts["key_id"],
+                team_id=fake.facts["team_id"],
+                bundle_id="org.example.app",
+                environment="production",
+                endpoint=fake.endpoint,
+                ca_file=fake.ca,
+            )
+        else:
+            account = _text(fake.facts["service_account"])
+            yield make_fcm_channel(client, exchanging, service_account=account, endpoint=fake.endpoint, ca_file=fake.ca)
+
+
+def _text(path: str) -> str:
+    return Path(path).read_text()
+
+
+async def send_all(channel: Sends, work: Iterator[Delivery], count: int) -> None:
+    """Send `count` deliveries, 256 at a time, one task each as in the dispatcher."""
+    permits = trio.CapacityLimiter(IN_FLIGHT_PER_CHANNEL)
+
+    async def one(delivery: Delivery) -> None:
+        try:
+            outcome = await channel.attempt(delivery)
+        finally:
+            permits.release_on_behalf_of(delivery)
+        assert isinstance(outcome, Delivered), outcome
+
+    async with trio.open_nursery() as sending:
+        for _ in range(count):
+            delivery = next(work)
+            await permits.acquire_on_behalf_of(delivery)
+            sending.start_soon(one, delivery)
+
+
+async def measure(fake: RunningFake, kind: Channel, count: int) -> tuple[float, float]:
+    """Seconds and CPU seconds of this process for `count` sends."""
+    async with open_channel(fake, kind) as channel:
+        work = deliveries(kind)
+        await send_all(channel, work, 2 * IN_FLIGHT_PER_CHANNEL)  # connection, credentials, caches
+        gc.collect()
+        gc.freeze()
+        cpu_before_s, before_s = time.process_time(), time.perf_counter()
+        await send_all(channel, work, count)
+        return time.perf_counter() - before_s, time.process_time() - cpu_before_s
+
+
+def bench(kind: Channel, count: int, latency_ms: float) -> dict[str, object]:
+    """One line of results."""
+    with launch(kind.label, "--latency-ms", str(latency_ms), "--record", "0") as fake:
+        took_s, cpu_s = trio.run(measure, fake, kind, count)
+        fake_cpu_s = process_cpu_s(fake)
+    bound = IN_FLIGHT_PER_CHANNEL / (latency_ms / 1_000) if latency_ms else None
+    rate = count / took_s
+    return {
+        "name": f"sender-{kind.label}",
+        "rate": round(rate),
+        "bound": round(bound) if bound else None,
+        "ratio_to_bound": round(rate / bound, 3) if bound else None,
+        "cpu_us_per_item": round(cpu_s / count * 1e6, 1),
+        "rss_mib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1),
+        "fake_cpu_us": round(fake_cpu_s / count * 1e6, 1),
+    }
+
+
+def process_cpu_s(fake: RunningFake) -> float:
+    """CPU seconds of the fake so far, its start included."""
+    fields = Path(f"/proc/{fake.facts['pid']}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / 100  # ticks of 10 ms
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("kind", nargs="?", choices=["apns", "fcm"], help="both where none is given")
+    parser.add_argument("--sends", type=int, default=20_000)
+    parser.add_argument("--latency-ms", type=float, default=50.0)
+    options = parser.parse_args()
+    for kind in [options.kind] if options.kind else ["apns", "fcm"]:
+        print(json.dumps(bench(Channel[kind.upper()], options.sends, options.latency_ms)), flush=True)
+
+
+if __name__ == "__main__":
+    main()
