@@ -36,6 +36,23 @@ PUBLISH_REASONS = (
     "REASON_INVALID_SIGNATURE",
     "REASON_TOO_LARGE",
 )
+STREAM_KINDS = ("bidi", "static")
+STREAM_FRAMES_SENT = ("started", "applied", "messages", "keepalive", "ping", "pong")
+STREAM_FRAMES_RECEIVED = ("update", "ping", "pong")
+
+
+class StreamEnd(enum.StrEnum):
+    """Why a stream ended: the `reason` label of `xmtp_stream_ended_total`."""
+
+    CLIENT = "client"
+    BACKPRESSURE = "backpressure"
+    CAPACITY = "capacity"
+    KEEPALIVE = "keepalive"
+    TAILER = "tailer"
+    DATABASE = "database"
+    SHUTDOWN = "shutdown"
+    INVALID = "invalid"
+    RATE_LIMITED = "rate_limited"
 
 
 class Event(enum.StrEnum):
@@ -67,6 +84,7 @@ class Event(enum.StrEnum):
     BOUNDARY_LOCK_TIMEOUT = "boundary_lock_timeout"
     PROVIDER_REFUSES = "provider_refuses"
     BOUNDARY_FAILED = "boundary_failed"
+    TAILER_FAILED = "tailer_failed"
     KEY_SET_REFRESH_FAILED = "key_set_refresh_failed"
     KEY_SET_STALE = "key_set_stale"
 
@@ -86,6 +104,7 @@ class Metrics:
             "grpc_server_handling_seconds", "Time from a call's headers to its status.", (*call, "grpc_code")
         )
         self.grpc_in_flight = self._gauge("grpc_server_in_flight", "Calls being served.", call)
+        self.grpc_connections = self._gauge("grpc_server_connections", "Open gRPC connections.")
         self.grpc_request_bytes = self._counter("grpc_server_request_bytes", "Request messages, encoded.", call)
         self.grpc_response_bytes = self._counter("grpc_server_response_bytes", "Response messages, encoded.", call)
 
@@ -132,6 +151,8 @@ class Metrics:
         for result in BOUNDARY_RESULTS:
             self.boundary_advances.labels(result)
 
+        self._make_stream_metrics()
+
         self.publish_envelopes = self._counter(
             "xmtp_publish_envelopes", "Published envelopes by what became of them.", ("outcome",)
         )
@@ -142,6 +163,47 @@ class Metrics:
         )
         for reason in PUBLISH_REASONS:
             self.publish_rejections.labels(reason)
+
+    def _make_stream_metrics(self) -> None:
+        self.stream_sessions = self._gauge("xmtp_stream_sessions", "Open streams.", ("kind",))
+        self.stream_topics_registered = self._gauge("xmtp_stream_topics_registered", "Topics followed by streams.")
+        self.stream_frames_sent = self._counter("xmtp_stream_frames_sent", "Frames sent to streams.", ("frame",))
+        self.stream_frames_received = self._counter(
+            "xmtp_stream_frames_received", "Frames received from streams.", ("frame",)
+        )
+        self.stream_envelopes_sent = self._counter(
+            "xmtp_stream_envelopes_sent", "Envelopes sent to streams, fetched later or as they came.", ("phase",)
+        )
+        self.stream_updates = self._counter("xmtp_stream_updates", "Updates of streams by outcome.", ("outcome",))
+        self.stream_ended = self._counter("xmtp_stream_ended", "Ended streams by reason.", ("reason",))
+        self.stream_outbound_wait_seconds = self._histogram(
+            "xmtp_stream_outbound_wait_seconds", "Time a frame waited for its stream's reader."
+        )
+        self.stream_fetch_wait_seconds = self._histogram(
+            "xmtp_stream_fetch_wait_seconds", "Time a stream waited for its turn at the database."
+        )
+        self.tailer_polls = self._counter("xmtp_tailer_polls", "Polls for new envelopes.", ("result",))
+        self.tailer_rows = self._counter(
+            "xmtp_tailer_rows", "Envelopes seen by polls, new ones or ones that filled a gap.", ("source",)
+        )
+        self.tailer_gap_ranges = self._gauge(
+            "xmtp_tailer_gap_ranges", "Ranges of ids not yet settled that are watched."
+        )
+        self.tailer_ready = self._gauge("xmtp_tailer_ready", "1 while streams are served, else 0.")
+        self.tailer_restarts = self._counter("xmtp_tailer_restarts", "Recoveries of the tailer, which end all streams.")
+        labels: list[tuple[Counter | Gauge, tuple[str, ...]]] = [
+            (self.stream_sessions, STREAM_KINDS),
+            (self.stream_frames_sent, STREAM_FRAMES_SENT),
+            (self.stream_frames_received, STREAM_FRAMES_RECEIVED),
+            (self.stream_envelopes_sent, ("catch_up", "live")),
+            (self.stream_updates, ("applied", "invalid", "rate_limited")),
+            (self.stream_ended, tuple(StreamEnd)),
+            (self.tailer_polls, ("ok", "error")),
+            (self.tailer_rows, ("forward", "gap")),
+        ]
+        for family, values in labels:
+            for value in values:
+                family.labels(value)
 
     def _counter(self, name: str, text: str, labels: tuple[str, ...] = ()) -> Counter:
         return Counter(name, text, labels, registry=self.registry)
