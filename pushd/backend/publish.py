@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import trio
 from attrs import evolve, field, frozen
 
+from pushd.backend.placing import Placer
 from pushd.core.admission import (
     Batch,
     Offer,
@@ -49,8 +50,8 @@ class Publisher:
     def __init__(
         self, database: Database, settings: PublishSettings, request_boundary: Callable[[], None], metrics: Metrics
     ) -> None:
-        self._database = database
         self._settings = settings
+        self._placer = Placer(lambda envelopes: publish_envelopes(database, envelopes, settings.retention))
         self._request_boundary = request_boundary
         outcomes = metrics.publish_envelopes
         self._stored, self._duplicate, self._rejected = (
@@ -84,7 +85,7 @@ class Publisher:
             return await self._refuse_for(envelopes, unroutable)
 
         batch = collapse(envelopes)
-        placed = await self._place(batch.distinct)
+        placed = await self._placer.place(batch.distinct)
         invalid = _first_invalid(batch, placed)
         if invalid is not None:
             return invalid
@@ -99,14 +100,11 @@ class Publisher:
         """
         if not all(envelope.is_admissible for envelope in before):
             batch = collapse(before)
-            placed = await self._place([evolve(envelope, is_admissible=False) for envelope in batch.distinct])
+            placed = await self._placer.place([evolve(envelope, is_admissible=False) for envelope in batch.distinct])
             invalid = _first_invalid(batch, placed)
             if invalid is not None:
                 return invalid
         return refuse_envelope(unroutable, Reason.MALFORMED_PAYLOAD)
-
-    async def _place(self, envelopes: Sequence[NewEnvelope]) -> list[Placed | None]:
-        return await publish_envelopes(self._database, envelopes, self._settings.retention)
 
     def _count(self, batch: Batch, placed: Sequence[Placed | None]) -> None:
         stored = [envelope for envelope, at in zip(batch.distinct, placed, strict=True) if at is not None and at.is_new]
