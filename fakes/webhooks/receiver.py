@@ -215,11 +215,14 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
         elif told.slow_headers:
             for number in answer(told):
+                if self._transport.is_closing():
+                    break
                 self._transport.write(bytes([number]))
                 await asyncio.sleep(told.slow_headers / 1_000)
         elif told.endless:
             self._transport.write(answer(told))
-            while True:
+            while not self._transport.is_closing():
                 self._transport.write(_CHUNK)
+                await asyncio.sleep(0)  # waiting for an event that is set lets nobody else run
                 await self._writable.wait()
         # else it stalls: the connection stays open and nothing more happens

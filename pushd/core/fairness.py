@@ -3,16 +3,23 @@
 A freed permit goes to the waiting host with the fewest items in flight, so that a host which answers slowly, however
 much work it has, keeps only what the others do not want. Without it a plain queue hands all permits to whoever has the
 longest line, and one dead receiver holds up everybody's webhooks.
+
+Where that leaves a choice, hosts that answered last time come before hosts that timed out. With as many dead hosts as
+there are permits, every freed permit would otherwise go to one of those, as each of them has fewer in flight than a
+healthy host with one; so a healthy host keeps at least the permit it gives back.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
 from typing import Generic, TypeVar
 
 Host = TypeVar("Host", bound=Hashable)
 Item = TypeVar("Item", bound=Hashable)
+
+MAX_SLOW_HOSTS = 10_000  # remembered: as many as there are retained deliveries
 
 
 class HostQueue(Generic[Host, Item]):
@@ -29,6 +36,7 @@ class HostQueue(Generic[Host, Item]):
     def __init__(self, ranks: int = 1) -> None:
         self._ranks: list[_Rank[Host, Item]] = [_Rank() for _ in range(ranks)]
         self._in_flight: dict[Host, int] = {}
+        self._slow: OrderedDict[Host, None] = OrderedDict()
 
     def __len__(self) -> int:
         return sum(rank.size for rank in self._ranks)
@@ -37,13 +45,18 @@ class HostQueue(Generic[Host, Item]):
         return f"HostQueue(waiting={[rank.size for rank in self._ranks]}, in_flight={sum(self._in_flight.values())})"
 
     def put(self, host: Host, item: Item, rank: int = 0) -> None:
-        """Let `item` wait for a permit."""
-        self._ranks[rank].put(host, item, self._in_flight.get(host, 0))
+        """Let `item` wait for a permit.
+
+        Raises:
+            ValueError: an equal item of this host and rank waits already.
+        """
+        self._ranks[rank].put(host, item, self._place(host))
 
     def take(self) -> tuple[Host, Item]:
         """Remove the item that gets the next permit and count it as in flight until `done(host)`.
 
-        Of several hosts with equally few in flight, the one that has waited longest at that count comes first.
+        Of several hosts with equally few in flight, those come first that did not time out last; of these, the one
+        that has waited longest at that count.
 
         Raises:
             IndexError: nothing waits.
@@ -51,7 +64,8 @@ class HostQueue(Generic[Host, Item]):
         for rank in self._ranks:
             if rank.size:
                 host, item = rank.take()
-                self._recount(host, +1)
+                with self._moving(host):
+                    self._in_flight[host] = self.in_flight(host) + 1
                 return host, item
         raise IndexError("take from an empty HostQueue")
 
@@ -61,17 +75,30 @@ class HostQueue(Generic[Host, Item]):
         Raises:
             KeyError: it does not wait there.
         """
-        self._ranks[rank].remove(host, item, self._in_flight.get(host, 0))
+        self._ranks[rank].remove(host, item, self._place(host))
 
-    def done(self, host: Host) -> None:
+    def done(self, host: Host, *, timed_out: bool = False) -> None:
         """Give back what one `take` of this host counted.
+
+        Args:
+            timed_out: whether the host let its time run out, as opposed to an answer or an error.
 
         Raises:
             KeyError: nothing of this host is in flight.
         """
         if host not in self._in_flight:
             raise KeyError("no item of this host is in flight")  # the key itself may be private
-        self._recount(host, -1)
+        with self._moving(host):
+            self._in_flight[host] -= 1
+            if not self._in_flight[host]:
+                del self._in_flight[host]
+            self._slow.pop(host, None)
+            if timed_out:
+                self._slow[host] = None
+        if len(self._slow) > MAX_SLOW_HOSTS:
+            oldest = next(iter(self._slow))
+            with self._moving(oldest):
+                del self._slow[oldest]
 
     def in_flight(self, host: Host) -> int:
         """How many items of `host` were taken and are not done."""
@@ -81,34 +108,40 @@ class HostQueue(Generic[Host, Item]):
         """Forget everything that waits and hand it over; what is in flight stays counted."""
         return [item for rank in self._ranks for item in rank.clear()]
 
-    def _recount(self, host: Host, change: int) -> None:
-        before = self._in_flight.get(host, 0)
-        after = before + change
+    def _place(self, host: Host) -> _Place:
+        return self.in_flight(host), host in self._slow
+
+    @contextmanager
+    def _moving(self, host: Host) -> Iterator[None]:
+        before = self._place(host)
+        yield
         for rank in self._ranks:
-            rank.move(host, before, after)
-        if after:
-            self._in_flight[host] = after
-        else:
-            del self._in_flight[host]
+            rank.move(host, before, self._place(host))
+
+
+_Place = tuple[int, bool]
+"""In flight, and whether the host is slow: the lower, the sooner."""
 
 
 class _Rank(Generic[Host, Item]):
-    """Waiting hosts in buckets by their in-flight count; a dict is the ordered set of one bucket.
+    """Waiting hosts in buckets by their place; a dict is the ordered set of one bucket.
 
     A heap was the other candidate, but each `done` would leave a stale entry in it. Finding the lowest bucket looks at
-    every distinct count, and n permits allow at most sqrt(2n) of those among hosts: 23 for 256.
+    every distinct place, and n permits allow at most sqrt(2n) distinct counts among hosts: 23 for 256.
     """
 
     def __init__(self) -> None:
         self.size = 0
         self._items: dict[Host, OrderedDict[Item, None]] = {}
-        self._buckets: dict[int, dict[Host, None]] = {}
+        self._buckets: dict[_Place, dict[Host, None]] = {}
 
-    def put(self, host: Host, item: Item, in_flight: int) -> None:
+    def put(self, host: Host, item: Item, place: _Place) -> None:
         waiting = self._items.get(host)
         if waiting is None:
             waiting = self._items[host] = OrderedDict()
-            self._buckets.setdefault(in_flight, {})[host] = None
+            self._buckets.setdefault(place, {})[host] = None
+        if item in waiting:
+            raise ValueError("an equal item waits already")
         waiting[item] = None
         self.size += 1
 
@@ -120,14 +153,14 @@ class _Rank(Generic[Host, Item]):
         self._shorten(host, lowest)
         return host, item
 
-    def remove(self, host: Host, item: Item, in_flight: int) -> None:
+    def remove(self, host: Host, item: Item, place: _Place) -> None:
         try:
             del self._items[host][item]
         except KeyError:
             raise KeyError("no such item waits") from None  # host and item may be private
-        self._shorten(host, in_flight)
+        self._shorten(host, place)
 
-    def move(self, host: Host, before: int, after: int) -> None:
+    def move(self, host: Host, before: _Place, after: _Place) -> None:
         if host in self._items:
             self._leave(host, before)
             self._buckets.setdefault(after, {})[host] = None
@@ -139,14 +172,14 @@ class _Rank(Generic[Host, Item]):
         self.size = 0
         return items
 
-    def _shorten(self, host: Host, in_flight: int) -> None:
+    def _shorten(self, host: Host, place: _Place) -> None:
         self.size -= 1
         if not self._items[host]:
             del self._items[host]
-            self._leave(host, in_flight)
+            self._leave(host, place)
 
-    def _leave(self, host: Host, in_flight: int) -> None:
-        bucket = self._buckets[in_flight]
+    def _leave(self, host: Host, place: _Place) -> None:
+        bucket = self._buckets[place]
         del bucket[host]
         if not bucket:
-            del self._buckets[in_flight]
+            del self._buckets[place]
