@@ -39,6 +39,13 @@ from pushd.client.errors import (
     RunnerDisabled,
     Superseded,
 )
+from pushd.client.requests import (
+    config_of,
+    recipient_state,
+    register_request,
+    unregister_request,
+    update_request,
+)
 from pushd.client.tasks import Tasks, TryAgain
 from pushd.client.uploads import Difference, Wanted
 from pushd.client.values import (
@@ -50,7 +57,6 @@ from pushd.client.values import (
     RecipientState,
 )
 from pushd.core.checks import MAX_SIGNING_KEY_BYTES, MIN_SIGNING_KEY_BYTES, Refusal, check_delivery
-from pushd.core.hmac_keys import key_window
 from pushd.errors import Code
 from pushd.model import MAX_TARGET_CHARACTERS, Channel, DeliveryConfig
 from pushd.rpc.gen.xmtp.backend.v1 import notification_pb2 as wire
@@ -100,7 +106,7 @@ class Notifications:
                 return Failed(current.failure or Code.UNKNOWN)
             case State.ENABLED:
                 return Enabled(
-                    channel=_config(current).delivery.channel,
+                    channel=config_of(current).delivery.channel,
                     registered=not current.registration_owed,
                     last_state=current.last_state,
                     repairing=current.repairing,
@@ -132,7 +138,7 @@ class Notifications:
         current = settings.load(self._db)
         if current.generation != generation:
             raise Superseded
-        answer = await _call(self._backend.register(_register_request(current)))
+        answer = await _call(self._backend.register(register_request(current)))
         newest = settings.load(self._db)
         if newest.generation != generation:
             raise Superseded
@@ -158,7 +164,7 @@ class Notifications:
                 # A newer enable wants the recipient to stay; a file without an identity has nothing to take back.
                 if current.generation != generation or current.identity is None:
                     return
-                answer = await _call(self._backend.unregister(_unregister_request(current)))
+                answer = await _call(self._backend.unregister(unregister_request(current)))
         if isinstance(answer, Code) and answer is not Code.NOT_FOUND:
             raise CallFailed(answer)
 
@@ -182,14 +188,14 @@ class Notifications:
         if current.state is not State.ENABLED:
             return None
         if registration_is_due(current, now):
-            answer = await _call(self._backend.register(_register_request(current)))
+            answer = await _call(self._backend.register(register_request(current)))
             return self._after_register(current, answer)
         current = self._lift_withholding(current)
-        wanted = Wanted.at(now, _config(current), groups.root_key(self._db))
+        wanted = Wanted.at(now, config_of(current), groups.root_key(self._db))
         change = uploads.difference(self._db, wanted, current.withheld)
         if not change:
             return next_look_ns(current, now)
-        request = _update_request(current, wanted, change, groups.root_key(self._db))
+        request = update_request(current, wanted, change, groups.root_key(self._db))
         answer = await _call(self._backend.update_subscriptions(request))
         return self._after_update(current, wanted, change, answer)
 
@@ -219,7 +225,7 @@ class Notifications:
                 if newest.cleared_generation <= asked.generation:
                     uploads.confirm(self._db, wanted, change)
                 if not late:
-                    self._record(newest, _recipient_state(answer))
+                    self._record(newest, recipient_state(answer))
             return self._now_ns()
         if late:
             return self._now_ns()
@@ -248,7 +254,7 @@ class Notifications:
         assert_never(verdict)
 
     def _registered(self, current: Settings, answer: wire.RecipientState) -> RecipientState:
-        state = _recipient_state(answer)
+        state = recipient_state(answer)
         with transaction(self._db):
             self._record(current, state)
         return state
@@ -257,7 +263,7 @@ class Notifications:
         """Keep the backend's view and compare it with the uploaded set (PUSH-087, PUSH-088). Inside a transaction."""
         now = self._now_ns()
         settings.record_answer(self._db, state, renewal_deadline_ns(now, state.expires_at_ns))
-        if state.channel is not _config(current).delivery.channel:
+        if state.channel is not config_of(current).delivery.channel:
             LOG.warning("the backend reaches this recipient through another channel than configured")
         if current.repairing:
             if not uploads.any_stale(self._db):
@@ -285,12 +291,12 @@ class Notifications:
         limit = Limit.GROWTH if any(add.missing for add in change.adds) else Limit.ALL
         LOG.warning("the backend's topic limit is reached; some conversations get no pushes")
         with transaction(self._db):
-            settings.withhold(self._db, limit, uploads.wanted_set_fingerprint(self._db, _config(current)))
+            settings.withhold(self._db, limit, uploads.wanted_set_fingerprint(self._db, config_of(current)))
 
     def _lift_withholding(self, current: Settings) -> Settings:
         if current.withheld is Limit.NONE:
             return current
-        if uploads.wanted_set_fingerprint(self._db, _config(current)) == current.withheld_set:
+        if uploads.wanted_set_fingerprint(self._db, config_of(current)) == current.withheld_set:
             return current
         with transaction(self._db):
             settings.withhold(self._db, Limit.NONE, None)
@@ -305,11 +311,6 @@ async def _call(call: Awaitable[T]) -> T | Code:
         return exc.code
 
 
-def _config(current: Settings) -> NotificationConfig:
-    assert current.config is not None  # stored with every enable, cleared with every disable
-    return current.config
-
-
 def _check(delivery: DeliveryConfig) -> None:
     """Refuse what cannot work before anything is stored; the backend refuses the same, but for good."""
     if delivery.channel is Channel.HTTP and delivery.signing_key is None:
@@ -321,59 +322,3 @@ def _check(delivery: DeliveryConfig) -> None:
             raise InvalidConfig(f"a signing key has {MIN_SIGNING_KEY_BYTES} to {MAX_SIGNING_KEY_BYTES} bytes")
         case _:
             raise InvalidConfig(f"a token or URL has 1 to {MAX_TARGET_CHARACTERS} characters and no NUL")
-
-
-def _recipient_state(answer: wire.RecipientState) -> RecipientState:
-    return RecipientState(
-        min(answer.topic_count, settings.MAX_COUNT), settings.channel_of(answer.channel), answer.expires_at_ns
-    )
-
-
-def _register_request(current: Settings) -> wire.RegisterRequest:
-    assert current.identity is not None
-    request = wire.RegisterRequest(
-        recipient_id=current.identity.recipient_id, recipient_secret=current.identity.recipient_secret
-    )
-    delivery = _config(current).delivery
-    match delivery.channel:
-        case Channel.APNS:
-            request.apns.token = delivery.target
-        case Channel.FCM:
-            request.fcm.token = delivery.target
-        case Channel.HTTP:
-            request.http.url = delivery.target
-            request.http.signing_key = delivery.signing_key or b""
-        case _:
-            assert_never(delivery.channel)
-    return request
-
-
-def _unregister_request(current: Settings) -> wire.UnregisterRequest:
-    assert current.identity is not None
-    return wire.UnregisterRequest(
-        recipient_id=current.identity.recipient_id, recipient_secret=current.identity.recipient_secret
-    )
-
-
-def _update_request(
-    current: Settings, wanted: Wanted, change: Difference, root_key: bytes
-) -> wire.UpdateSubscriptionsRequest:
-    """Deriving the keys of a full batch takes 20 ms, less than the request itself."""
-    assert current.identity is not None
-    request = wire.UpdateSubscriptionsRequest(
-        recipient_id=current.identity.recipient_id,
-        recipient_secret=current.identity.recipient_secret,
-        removes=change.removes,
-    )
-    for add in change.adds:
-        if add.has_keys:
-            window = key_window(root_key, add.topic[1:], wanted.epoch)
-            request.adds.add(
-                topic=add.topic,
-                hmac_epoch_base=window.epoch_base,
-                hmac_keys=window.keys,
-                include_commits=wanted.config.include_commits,
-            )
-        else:
-            request.adds.add(topic=add.topic)
-    return request

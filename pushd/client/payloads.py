@@ -72,6 +72,6 @@ def verify_webhook(signing_key: bytes, headers: Iterable[tuple[str, str]], body:
     expected = signature(signing_key, message_id, int(timestamp), body).encode()
     # Several signatures, separated by blanks, are how a sender changes its key without losing anyone.
     given = values.get("webhook-signature", "").split(" ")
-    if not any([hmac.compare_digest(expected, one.encode()) for one in given]):
+    if not any(hmac.compare_digest(expected, one.encode()) for one in given):
         raise WebhookRefused("the webhook's signature is not valid")
     return parse_push(body)

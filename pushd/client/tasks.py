@@ -82,6 +82,7 @@ class Tasks:
         self._handlers: dict[str, tuple[Handler, Backoff]] = {}
         self._woken: set[str] = set()
         self._changed = anyio.Event()
+        self._slept_for: int | None = None
 
     def handle(self, kind: str, handler: Handler, backoff: Backoff | None = None) -> None:
         """Register the code of a kind of task. Tasks without a handler wait in the file for one."""
@@ -149,21 +150,29 @@ class Tasks:
 
     async def run(self) -> NoReturn:
         """Run tasks for ever."""
-        slept_for: int | None = None
         while True:
             self._changed = anyio.Event()
-            self._bring_forward()
-            task = self._next()
-            now = self._now_ns()
-            if task is not None and (task.due_ns <= now or task.id == slept_for):
-                slept_for = None
-                await self._attempt(task)
-                continue
-            wait = MAX_SLEEP_NS if task is None else task.due_ns - now
-            with anyio.move_on_after(min(wait, MAX_SLEEP_NS) / SECOND_NS) as sleep:
-                await self._changed.wait()
-            # Whoever has slept its whole wait runs, even if the wall clock was set back meanwhile.
-            slept_for = task.id if task is not None and sleep.cancelled_caught and wait <= MAX_SLEEP_NS else None
+            if not await self.run_due():
+                await self._sleep()
+
+    async def run_due(self) -> bool:
+        """Run the one task that is due first; False when none is due."""
+        self._bring_forward()
+        task = self._next()
+        if task is None or (task.due_ns > self._now_ns() and task.id != self._slept_for):
+            return False
+        self._slept_for = None
+        await self._attempt(task)
+        return True
+
+    async def _sleep(self) -> None:
+        task = self._next()
+        wait = MAX_SLEEP_NS if task is None else max(task.due_ns - self._now_ns(), 0)
+        with anyio.move_on_after(min(wait, MAX_SLEEP_NS) / SECOND_NS) as sleep:
+            await self._changed.wait()
+        # Whoever has slept its whole wait runs, even if the wall clock was set back meanwhile.
+        slept_all = task is not None and sleep.cancelled_caught and wait <= MAX_SLEEP_NS
+        self._slept_for = task.id if task is not None and slept_all else None
 
     def _bring_forward(self) -> None:
         while self._woken:
