@@ -14,6 +14,7 @@ from contextlib import aclosing
 from secrets import token_hex
 from typing import Any
 
+import trio
 from google.protobuf.message import DecodeError
 
 from pushd.errors import Code, StatusError, StoreError, StoreInvariant, StoreTimeout
@@ -119,6 +120,8 @@ class Boundary:
     def _admit(self, call: Call, method: Method) -> None:
         if self._authenticate is not None and not is_public(call.path):
             self._authenticate(call.path, call.headers)
+        if call.deadline <= trio.current_time():  # Trio would let the handler run to its first checkpoint
+            raise _error(_DEADLINE)
         if self.draining and method.metrics is not None:
             raise _error(_DRAINING)
         if method is self._methods.unknown:

@@ -76,13 +76,17 @@ class ClientConnection:
     async def wait_ready(self) -> bool:
         """Returns when the server's settings are known; False when the connection was lost before."""
         while not self.machine.handshaken and self.machine.usable:
-            await self._changed.wait()
+            await self.wait_change()
         return self.machine.usable
+
+    async def wait_change(self) -> None:
+        """Returns after the next thing that happens to the connection or a call on it."""
+        await self._changed.wait()
 
     async def wait_room(self) -> bool:
         """Returns when the server allows one more call; False when the connection takes no more calls at all."""
         while self.machine.usable and not self.machine.has_room:
-            await self._changed.wait()
+            await self.wait_change()
         return self.machine.usable
 
     def open_call(self, path: str, timeout_s: float | None, metadata: RawHeaders) -> tuple[int, Inbox]:

@@ -89,7 +89,7 @@ async def serve_rpc(
         max_response_bytes=settings.max_response_bytes,
         log_calls=settings.log_calls,
     )
-    server = _Server(settings, boundary, tls)
+    server = _Server(settings, boundary, metrics, tls)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(partial(trio.serve_listeners, server.accept, listeners, handler_nursery=nursery))
         task_status.started()
@@ -108,7 +108,8 @@ async def serve_rpc(
 
 
 class _Server:
-    def __init__(self, settings: RpcSettings, boundary: Boundary, tls: ssl.SSLContext | None) -> None:
+    def __init__(self, settings: RpcSettings, boundary: Boundary, metrics: Metrics, tls: ssl.SSLContext | None) -> None:
+        self._open = metrics.grpc_connections
         self._settings = settings
         self._boundary = boundary
         self._tls = tls
@@ -131,6 +132,7 @@ class _Server:
     async def accept(self, socket_stream: trio.SocketStream) -> None:
         """Serves one connection to its end."""
         self._accepted += 1
+        self._open.inc()
         try:
             with trio.CancelScope() as scope:
                 if self._accepted > self._settings.max_connections and not self._make_room():
@@ -138,6 +140,7 @@ class _Server:
                 await self._serve(socket_stream, scope)
         finally:
             self._accepted -= 1
+            self._open.dec()
             self._notify()
             await trio.aclose_forcefully(socket_stream)
 

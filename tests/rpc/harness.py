@@ -114,6 +114,20 @@ class Running:
     echo: Echo
     ended: trio.Event = field(factory=trio.Event)
 
+    def value(self, name: str, **labels: str) -> float:
+        """A metric's value now."""
+        return self.metrics.registry.get_sample_value(name, labels) or 0.0
+
+    async def wait_connections(self, count: int) -> None:
+        """Returns when this many connections are open."""
+        await eventually(lambda: self.value("grpc_server_connections") == count)
+
+
+async def eventually(condition: Callable[[], bool]) -> None:
+    """Returns once the condition holds; only for what gives no sign of itself."""
+    while not condition():  # noqa: ASYNC110
+        await trio.sleep(0.01)
+
 
 @asynccontextmanager
 async def serving(

@@ -280,7 +280,7 @@ def test_a_cancelled_call_is_heard_and_forgotten() -> None:
 
 def test_more_calls_than_allowed_are_refused_one_by_one() -> None:
     pair = Pair(evolve(LIMITS, max_concurrent_streams=2), handshake=False)
-    ids = [pair.client.open_call(PATH, None) for _ in range(15)]  # it has not read the server's settings yet
+    ids = [pair.client.open_call(PATH, None) for _ in range(6)]  # it has not read the server's settings yet
     pair.run()
     ended = [(e.stream_id, e.unprocessed) for e in pair.at_client if isinstance(e, CallEnded)]
     assert ended == [(stream_id, True) for stream_id in ids[2:]]
@@ -288,18 +288,34 @@ def test_more_calls_than_allowed_are_refused_one_by_one() -> None:
     assert not pair.client.has_room
 
 
-def test_a_call_whose_handler_runs_on_still_counts_after_a_reset() -> None:
+def test_calls_whose_handlers_run_on_still_count_after_a_reset() -> None:
     pair = Pair(evolve(LIMITS, max_concurrent_streams=1))
-    first = pair.client.open_call(PATH, None)
+
+    def opened() -> list[int]:
+        return [e.stream_id for e in pair.at_server if isinstance(e, CallOpened)]
+
+    ids = []
+    for _ in range(3):  # twice as many may run as may be open
+        ids.append(pair.client.open_call(PATH, None))
+        pair.run()
+        pair.client.cancel(ids[-1])
+        pair.run()
+    assert opened() == ids[:2]
+    pair.server.release(ids[0])
+    ids.append(pair.client.open_call(PATH, None))
     pair.run()
-    pair.client.cancel(first)
-    second = pair.client.open_call(PATH, None)
-    pair.run()
-    assert [e.stream_id for e in pair.at_client if isinstance(e, CallEnded)] == [second]
-    pair.server.release(first)
-    third = pair.client.open_call(PATH, None)
-    pair.run()
-    assert [e.stream_id for e in pair.at_server if isinstance(e, CallOpened)] == [first, third]
+    assert opened() == [*ids[:2], ids[3]]
+
+
+def test_refusals_are_free_only_as_long_as_the_peer_cannot_know() -> None:
+    pair = Pair(evolve(LIMITS, max_concurrent_streams=2, abuse_burst=10), handshake=False)
+    for _ in range(2 + 4 + 10):
+        pair.client.open_call(PATH, None)
+    pair.server.receive_data(pair.client.data_to_send(), 0.0)
+    assert not pair.server.closed
+    pair.client.open_call(PATH, None)
+    pair.server.receive_data(pair.client.data_to_send(), 0.0)
+    assert pair.server.closed
 
 
 def test_S083_opening_and_resetting_in_a_loop_costs_the_connection() -> None:

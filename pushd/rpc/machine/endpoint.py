@@ -43,6 +43,7 @@ _FEED_BYTES = 16_384  # patience is looked at between pieces of this size
 # PINGs and WINDOW_UPDATEs follow from what we send: a peer may answer each of our frames with two of them for free.
 _EARNED_PER_FRAME = 2
 _EARNED_MAX = 1_000
+_EARNED_AT_START = 10  # many peers widen windows and measure the round trip first
 
 
 @frozen(kw_only=True)
@@ -130,7 +131,7 @@ class Endpoint:
         self._waiting: dict[int, Stream] = {}  # for a grant, in order
         self._blocked: dict[int, Stream] = {}  # with outgoing data, in turn
         self._touched: dict[int, Stream] = {}  # received data; their windows are looked at after the whole piece
-        self._earned = 0
+        self._earned = _EARNED_AT_START
         self._handlers: dict[type, Callable[[Any, list[MachineEvent]], None]] = {
             h2e.DataReceived: self._data_received,
             h2e.StreamEnded: self._stream_ended,

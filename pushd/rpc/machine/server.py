@@ -24,8 +24,9 @@ class ServerMachine(Endpoint):
     """Receives calls and answers them.
 
     A call begins with `CallOpened`. Whoever serves it calls `start`, `send` and `finish`, and in any case `release`
-    when it has stopped working on it: until then the call counts against the concurrent ones, even if its stream is
-    long gone, so that a peer which opens and resets cannot pile up work.
+    when it has stopped working on it: until then the call counts, even if its stream is long gone, so that a peer which
+    opens and resets cannot pile up work. Handlers need a moment to notice a reset, so twice as many calls may run as
+    streams may be open.
     """
 
     def __init__(self, limits: Limits, budget: ReceiveBudget) -> None:
@@ -34,6 +35,7 @@ class ServerMachine(Endpoint):
         self._handlers |= {h2e.RequestReceived: self._request_received}
         self._running: set[int] = set()
         self._started: set[int] = set()
+        self._free_refusals = 2 * limits.max_concurrent_streams
         self.draining = False
 
     @property
@@ -86,9 +88,12 @@ class ServerMachine(Endpoint):
 
     def _request_received(self, event: h2e.RequestReceived, events: list[MachineEvent]) -> None:
         stream_id: int = event.stream_id
-        if len(self._running) >= self._limits.max_concurrent_streams:
+        limit = self._limits.max_concurrent_streams
+        if len(self._streams) >= limit or len(self._running) >= 2 * limit:
             self._reset(stream_id, ErrorCodes.REFUSED_STREAM)
-            if self.settings_acknowledged:  # before, the peer could not know
+            if self._free_refusals and not self.settings_acknowledged:  # the peer cannot know yet
+                self._free_refusals -= 1
+            else:
                 self._spend_patience(events)
             return
         try:
