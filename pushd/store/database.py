@@ -214,26 +214,6 @@ class Database:
         async with self._lend(self._primary) as connection:
             yield connection
 
-    async def fetch_one(self, query: str, params: Params = None, *, binary: bool = False) -> tuple[Any, ...] | None:
-        """Run one statement on a pooled session of the primary, a transaction of its own; its first row, or None.
-
-        Crosses into the driver's loop once, where `primary()` with one statement in it crosses three times: a quarter
-        of the processor time of a small statement. Raises as `Connection` does.
-        """
-        assert self._primary is not None
-        pool = self._primary
-
-        async def run() -> tuple[Any, ...] | None:
-            conn = await pool.getconn()
-            try:
-                cursor = conn.cursor(binary=binary)
-                await cursor.execute(cast("Any", query), params)
-                return cast("tuple[Any, ...] | None", await cursor.fetchone())
-            finally:
-                await pool.putconn(conn)
-
-        return await _bridge(run())
-
     @asynccontextmanager
     async def read(self) -> AsyncIterator[Connection]:
         """A pooled session on the replica, or on the primary when there is no replica."""
@@ -264,6 +244,11 @@ class Database:
                 await pool.putconn(conn)  # throws away a session that is broken
 
         return await _bridge(run())
+
+    async def fetch_one(self, query: str, params: Params = None) -> tuple[Any, ...] | None:
+        """The first row of `fetch_on_primary`, or None: what `Connection.fetch_one` is to one who needs no session."""
+        rows = await self.fetch_on_primary(query, params)
+        return rows[0] if rows else None
 
     @asynccontextmanager
     async def dedicated(self, purpose: str, *, read: bool = False) -> AsyncIterator[Connection]:

@@ -13,6 +13,7 @@ from attrs import frozen
 
 from pushd.core.checks import Claim, Refusal
 from pushd.model import KEY_WINDOW_KEYS, Channel, DeliveryConfig, RecipientState, SubscriptionChange
+from pushd.store.arrays import BigintArray, BooleanArray, ByteaArray
 from pushd.store.database import Params
 from pushd.store.queries import query
 
@@ -20,7 +21,7 @@ from pushd.store.queries import query
 class Session(Protocol):
     """Where one statement runs: the `Database` itself, which is cheapest, or a `Connection` one already holds."""
 
-    async def fetch_one(self, query: str, params: Params = None, *, binary: bool = False) -> tuple[Any, ...] | None: ...
+    async def fetch_one(self, query: str, params: Params = None) -> tuple[Any, ...] | None: ...
 
 
 @frozen
@@ -44,7 +45,7 @@ _REFUSALS = {
 
 async def find_secret_hash(session: Session, recipient_id: bytes) -> bytes | None:
     """The stored SHA-256 of the recipient's secret, or None when there is no such recipient."""
-    row = await session.fetch_one(query("find_recipient_secret_hash"), {"recipient_id": recipient_id}, binary=True)
+    row = await session.fetch_one(query("find_recipient_secret_hash"), {"recipient_id": recipient_id})
     return None if row is None else bytes(row[0])
 
 
@@ -101,7 +102,7 @@ async def update_subscriptions(
             "recipient_id": claim.recipient_id,
             "secret_hash": claim.secret_hash,
             **_columns(adds),
-            "removes": list(removes),
+            "removes": ByteaArray(removes),
             "max_topics": max_topics,
         },
     )
@@ -112,16 +113,16 @@ async def update_subscriptions(
     return SubscriptionsUpdated(RecipientState(topic_count, Channel(channel), renewed_ns), added, removed)
 
 
-def _columns(adds: Sequence[SubscriptionChange]) -> dict[str, list[Any]]:
+def _columns(adds: Sequence[SubscriptionChange]) -> dict[str, Any]:
     """The adds turned on their side: one flat array per column, which is how one statement binds any number of rows."""
     windows = [add.key_window for add in adds]
     keys = [window.keys if window is not None else () for window in windows]
     return {
-        "topics": [add.topic for add in adds],
-        "epoch_bases": [None if window is None else window.epoch_base for window in windows],
-        "include_commits": [add.include_commits for add in adds],
+        "topics": ByteaArray([add.topic for add in adds]),
+        "epoch_bases": BigintArray([None if window is None else window.epoch_base for window in windows]),
+        "include_commits": BooleanArray([add.include_commits for add in adds]),
         **{
-            f"keys_{slot}": [window_keys[slot] if slot < len(window_keys) else None for window_keys in keys]
+            f"keys_{slot}": ByteaArray([mine[slot] if slot < len(mine) else None for mine in keys])
             for slot in range(KEY_WINDOW_KEYS)
         },
     }
