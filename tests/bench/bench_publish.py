@@ -1,7 +1,8 @@
-"""Publishing through the service to an embedded PostgreSQL with durable commits, without the wire.
+"""Publishing to an embedded PostgreSQL with durable commits.
 
-Three measures in one run: single-envelope publishes with 32 in flight, batches of 100 with 4 in flight, and how long the
-closed boundary lags behind an unhurried publisher. `python -m tests.bench.bench_publish`
+In one run: single-envelope publishes with 32 in flight and batches of 100 with 4 in flight, without the wire and then
+over gRPC between processes; and how long the closed boundary lags behind an unhurried publisher. Targets: 1,000 single
+publishes and 10,000 envelopes in batches a second, a lag of 2 poll intervals. `python -m tests.bench.bench_publish`
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from pushd.store.boundary import advance_boundary
 from pushd.store.database import DatabaseSettings, open_database
 from pushd.store.migrations import apply_migrations
 from pushd.telemetry import Metrics, configure_logging
+from tests.bench.calls import Load, bench_server, run_load
 from tests.support.envelopes import group_envelope
 
 POLL_S = 0.1
@@ -119,6 +121,25 @@ async def measure(url: str, singles: int, batches: int) -> dict[str, Any]:
     }
 
 
+async def measure_grpc(folder: Path, singles: int, batches: int) -> dict[str, Any]:
+    async def load(count: int, envelopes: int, in_flight: int) -> Load:
+        requests = [PublishRequest.FromString(encoded) for encoded in make_requests(count, envelopes)]
+        return await run_load(
+            server, "Publish", requests, in_flight, folder, service="/xmtp.backend.v1.PublishService/"
+        )
+
+    async with bench_server(folder) as server:
+        await load(200, 1, 32)  # warm up
+        single = await load(singles, 1, 32)
+        batch = await load(batches, 100, 4)
+    return {
+        "grpc_rate": round(singles / single.seconds),
+        "grpc_cpu_us_per_item": round(single.server_cpu_s / singles * 1e6),
+        "grpc_batch_envelopes_rate": round(batches * 100 / batch.seconds),
+        "grpc_batch_cpu_us_per_envelope": round(batch.server_cpu_s / batches / 100 * 1e6, 1),
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--singles", type=int, default=4_000)
@@ -128,10 +149,13 @@ def main() -> None:
     folder = Path(tempfile.mkdtemp(prefix="pushd-bench-"))
     server = embedded.start(folder)
     try:
-        print(json.dumps(trio.run(measure, server.url, arguments.singles, arguments.batches)))
+        figures = trio.run(measure, server.url, arguments.singles, arguments.batches)
     finally:
         server.stop()
         shutil.rmtree(folder)
+    with tempfile.TemporaryDirectory(prefix="pushd-bench-") as other:
+        figures |= trio.run(measure_grpc, Path(other), arguments.singles, arguments.batches)
+    print(json.dumps(figures))
 
 
 if __name__ == "__main__":
