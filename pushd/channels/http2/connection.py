@@ -24,6 +24,7 @@ from pushd.errors import PushdError
 MAX_BODY_BYTES = 16_384
 
 _READ_BYTES = 4_096  # about 70 answers: more at once and 256 sends march in step, all waiting at the same time
+_GATHER_TURNS = 16
 _MAX_STREAM_ID = 2**31 - 1
 _WINDOW_CHUNK = 32_768  # half of the default connection window: one WINDOW_UPDATE per that many bytes
 # Frames that answer nothing, in a row. A busy honest peer sends two WINDOW_UPDATEs a request, and each request of ours
@@ -218,8 +219,7 @@ class Connection:
     async def _write(self) -> None:
         while True:
             await self._wake.wait()
-            self._wake = trio.Event()
-            data = self._wire.data_to_send()
+            data = await self._gather()
             if data:
                 self._mid_write = True
                 try:
@@ -229,6 +229,22 @@ class Connection:
                 self._mid_write = False
             if not self._accepting and not self._exchanges:
                 return self._scope.cancel()
+
+    async def _gather(self) -> bytes:
+        """Everything that is ready, and what becomes ready in the next few turns of the scheduler.
+
+        A write through TLS costs as much as several requests. A loop that starts one send per turn, as one that takes
+        permits does, would otherwise pay it for each.
+        """
+        data = self._wire.data_to_send()
+        for _ in range(_GATHER_TURNS):
+            await trio.lowlevel.checkpoint()
+            more = self._wire.data_to_send()
+            if not more:
+                break
+            data += more
+        self._wake = trio.Event()
+        return data
 
     async def _read(self) -> None:
         while True:
