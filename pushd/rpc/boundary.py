@@ -111,10 +111,13 @@ class Boundary:
                 self._admit(call, method)
                 await self._run(call, method)
                 return _OK
-            status = _REASONS[call.reason]
+            verdict = call.verdict
+            status = _REASONS[call.reason] if verdict is None else Status(verdict.code, verdict.message)
         except Exception as exc:
             status = self._status_of(exc, call, method)
         call.finish(status)
+        if call.verdict is not None:
+            await call.part()  # what the peer does not take would stay for as long as it likes
         return status
 
     def _admit(self, call: Call, method: Method) -> None:

@@ -50,6 +50,7 @@ class Call:
         "response_bytes",
         "scope",
         "stream_id",
+        "verdict",
     )
 
     def __init__(self, machine: ServerMachine, wire: Wire, stream_id: int, request: Request, peer: str) -> None:
@@ -69,6 +70,7 @@ class Call:
         timeout_s = request.timeout_s
         self.scope = trio.CancelScope(deadline=math.inf if timeout_s is None else trio.current_time() + timeout_s)
         self.stream_id = stream_id
+        self.verdict: StatusError | None = None
 
     def __repr__(self) -> str:
         return f"<Call {self.request_id} reason={self.reason} finished={self._finished}>"
@@ -114,6 +116,15 @@ class Call:
     def _awake(self) -> None:
         if self._wake is not None:
             self._wake.set()
+
+    def end(self, verdict: StatusError) -> None:
+        """Ends the call with this status at its handler's next checkpoint, unless something else has ended it before.
+
+        For a handler that cannot raise it, because it is kept by a peer that does not take what was sent.
+        """
+        if self.reason is None and self.verdict is None:
+            self.verdict = verdict
+            self.scope.cancel(reason=verdict.message)
 
     # --- to the handler
 
@@ -192,6 +203,14 @@ class Call:
                     await self._wire.wait_progress()
                 continue
             raise StatusError(Code.UNAVAILABLE, "response stalled")
+
+    async def part(self) -> None:
+        """Waits until the peer has taken the finished call's last message and status, and resets it if it does not."""
+        try:
+            await self.wait_room(0)
+        except StatusError:
+            self._machine.reset(self.stream_id)
+            self._wire.poke()
 
     def finish(self, status: Status, http_status: int = 200) -> None:
         """Ends the call. A second status cannot be sent: the stream is then reset if it still has something to say."""
