@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Protocol
@@ -59,10 +59,10 @@ class _Recipient:
 class MemoryWorld:
     """The registration API's rules without network or database."""
 
-    def __init__(self, max_topics: int = 100_000, now_ns: int = 1_700_000_000_000_000_000) -> None:
+    def __init__(self, max_topics: int = 100_000, now_ns: Callable[[], int] = time.time_ns) -> None:
         self.backend: Backend = self
         self.max_topics = max_topics
-        self.now_ns = lambda: now_ns
+        self.now_ns = now_ns
         self.recipients: dict[bytes, _Recipient] = {}
 
     async def topics(self, recipient_id: bytes) -> dict[bytes, Stored]:
