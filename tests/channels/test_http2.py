@@ -312,6 +312,25 @@ async def test_a_body_larger_than_window_and_frame_is_sent_in_parts(autojump_clo
         assert r.peer.calls[0].body == b"z" * 50_000
 
 
+async def test_a_stream_closed_while_its_window_opens_costs_only_itself(autojump_clock: trio.abc.Clock) -> None:
+    async with rig(initial_window_size=0) as r:
+        results: dict[str, str] = {}
+
+        async def one(path: str) -> None:
+            results[path] = await r.try_send(path)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(one, "/first")
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.start_soon(one, "/second")
+            await trio.testing.wait_all_tasks_blocked()
+            r.line.h2.increment_flow_control_window(100, 1)
+            r.line.h2.increment_flow_control_window(100, 3)
+            r.line.h2.reset_stream(1, 2)
+            r.line.wake.set()
+        assert results == {"/first": "reset", "/second": "200"}
+
+
 @pytest.mark.parametrize(
     ("code", "result", "sent"),
     [(7, "refused", 2), (8, "reset", 1), (2, "reset", 1), (11, "reset", 1)],

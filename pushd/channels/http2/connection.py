@@ -382,7 +382,9 @@ class Connection:
     def _send_blocked(self) -> None:
         blocked, self._blocked = self._blocked, {}
         for exchange in blocked.values():
-            self._send_body(exchange)
+            # h2 may have read that the peer closed this stream; the event that tells us comes next.
+            with contextlib.suppress(engine.ProtocolError):
+                self._send_body(exchange)
 
     def _reset(self, exchange: Exchange, code: engine.ErrorCodes, error: ConnectionFailed | None = None) -> None:
         # The peer may have closed the stream in bytes that h2 has read and we have not handled yet.
