@@ -1,0 +1,98 @@
+"""The answer to "why did it not arrive?" follows the dispatcher's conditions in their order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from attrs import evolve
+
+from pushd.core.explain import EnvelopeFacts, Facts, Holds, SubscriptionFacts, explain
+from pushd.core.hmac_keys import sender_hmac
+from pushd.model import HMAC_EPOCH_NS, Channel
+from tests.support.envelopes import group_envelope
+
+KEY = b"k" * 42
+PAYLOAD = group_envelope().SerializeToString()
+DATA = group_envelope().group_message.data
+OWN = sender_hmac(KEY, DATA)
+ENVELOPE = EnvelopeFacts(9 * HMAC_EPOCH_NS, True, False, None, PAYLOAD)
+SUBSCRIPTION = SubscriptionFacts(5, False, None, (None, None, None))
+SENT = Facts(10, 20, 15, 30, ENVELOPE, Channel.FCM, SUBSCRIPTION, frozenset(Channel))
+
+
+def with_envelope(**change: Any) -> Facts:
+    return evolve(SENT, envelope=evolve(ENVELOPE, **change))
+
+
+def with_subscription(**change: Any) -> Facts:
+    return evolve(SENT, subscription=evolve(SUBSCRIPTION, **change))
+
+
+def with_keys(base: int) -> Facts:
+    return evolve(
+        SENT,
+        envelope=evolve(ENVELOPE, sender_hmac=OWN),
+        subscription=evolve(SUBSCRIPTION, epoch_base=base, keys=(KEY, b"x" * 42, None)),
+    )
+
+
+@pytest.mark.parametrize(
+    ("facts", "last", "holds", "text"),
+    [
+        (SENT, "dispatched", Holds.YES, "first attempt is over"),
+        (evolve(SENT, cursor=9), "dispatched", Holds.SO_FAR, "above the cursor 9"),
+        (evolve(SENT, cursor=10), "dispatched", Holds.YES, "at or below the cursor 10"),
+        (evolve(SENT, envelope=None), "stored", Holds.NO, "no envelope has this sequence id"),
+        (evolve(SENT, envelope=None, sequence_id=31), "stored", Holds.NO, "never handed out"),
+        (with_envelope(push_eligible=False), "eligible", Holds.NO, "did not set should_push"),
+        (evolve(SENT, closed_sequence_id=9), "settled", Holds.SO_FAR, "above the closed boundary 9"),
+        (evolve(SENT, closed_sequence_id=10), "dispatched", Holds.YES, ""),
+        (evolve(SENT, channel=None), "registered", Holds.NO, "never registered"),
+        (evolve(SENT, subscription=None), "subscribed", Holds.NO, "does not have"),
+        (with_subscription(since_sequence_id=10), "after the start", Holds.NO, "starts above 10"),
+        (with_subscription(since_sequence_id=9), "dispatched", Holds.YES, ""),
+        (with_envelope(is_commit_or_proposal=True), "wanted", Holds.NO, "does not include"),
+        (with_keys(9), "from somebody else", Holds.NO, "sent by the recipient itself"),
+        (with_keys(8), "dispatched", Holds.YES, ""),
+        (with_keys(10), "dispatched", Holds.YES, ""),
+        (evolve(SENT, configured=frozenset((Channel.APNS,))), "sendable", Holds.NO, "[push.fcm] is not configured"),
+    ],
+)
+def test_first_condition_that_fails_ends_it(facts: Facts, last: str, holds: Holds, text: str) -> None:
+    explanation = explain(facts)
+    step = explanation.steps[-1]
+    assert (step.name, step.holds) == (last, holds)
+    assert text in step.text
+    assert all(step.holds is Holds.YES for step in explanation.steps[:-1])
+
+
+def test_commit_reaches_who_opted_in() -> None:
+    facts = evolve(
+        SENT,
+        envelope=evolve(ENVELOPE, is_commit_or_proposal=True),
+        subscription=evolve(SUBSCRIPTION, include_commits=True),
+    )
+    assert explain(facts).steps[-1].name == "dispatched"
+
+
+@pytest.mark.parametrize(
+    ("facts", "verdict"),
+    [
+        (SENT, "One delivery was attempted."),
+        (evolve(SENT, cursor=9), "One delivery is due."),
+        (evolve(SENT, closed_sequence_id=9), "It was not pushed yet"),
+        (evolve(SENT, channel=None), "It was not pushed to this recipient, and will not be."),
+        (evolve(SENT, envelope=None), "Nothing can be said"),
+    ],
+)
+def test_verdict_says_what_follows(facts: Facts, verdict: str) -> None:
+    assert explain(facts).verdict.startswith(verdict)
+
+
+def test_nothing_private_is_said() -> None:
+    for facts in (SENT, with_keys(9), with_keys(8)):
+        text = repr(explain(facts)) + repr(facts)
+        assert KEY.hex() not in text
+        assert repr(KEY)[2:-1] not in text
+        assert repr(OWN)[2:-1] not in text
