@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import psycopg
+import trio
 
 from pushd.model import HMAC_EPOCH_NS, Channel
 
@@ -46,6 +47,13 @@ def _varint(value: int) -> bytes:
         value >>= 7
     out.append(value)
     return bytes(out)
+
+
+async def eventually(condition: Callable[[], Any]) -> None:
+    """Wait, on the real clock, for something that PostgreSQL or another process brings about."""
+    with trio.fail_after(60):
+        while not condition():  # noqa: ASYNC110
+            await trio.sleep(0.01)
 
 
 class Seed:
