@@ -13,8 +13,9 @@ from pushd.model import HMAC_EPOCH_NS, Channel
 from tests.support.envelopes import group_envelope
 
 KEY = b"k" * 42
-PAYLOAD = group_envelope().SerializeToString()
-DATA = group_envelope().group_message.data
+MESSAGE = group_envelope()
+PAYLOAD = MESSAGE.SerializeToString()
+DATA = MESSAGE.group_message.data
 OWN = sender_hmac(KEY, DATA)
 ENVELOPE = EnvelopeFacts(9 * HMAC_EPOCH_NS, True, False, None, PAYLOAD)
 SUBSCRIPTION = SubscriptionFacts(5, False, None, (None, None, None))
