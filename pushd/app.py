@@ -2,7 +2,7 @@
 
 serve
 ├─ signals        first: stop with one absolute deadline; second: cancel everything
-└─ infra          pools, operators' listener, boundary task                      ends last
+└─ infra          pools, operators' listener, boundary task, tailer and streams  ends last
    └─ work        rpc and dispatcher, each draining by itself once a stop is requested
 """
 
@@ -24,10 +24,13 @@ from pushd import __version__
 from pushd.backend.boundary import BoundaryTask
 from pushd.backend.publish import Publisher, PublishSettings
 from pushd.backend.query import QueryLimits
+from pushd.backend.streams import Streams, StreamSettings
+from pushd.backend.tailer import Tailer
 from pushd.channels.resolver import Resolver, ThreadResolver, check_webhook_url
 from pushd.channels.setup import configured_channels, open_channels
 from pushd.config import Address, Config
 from pushd.core.admission import PublishLimits, Retention
+from pushd.core.stream_updates import UpdateLimits
 from pushd.dispatch.term import DispatchSettings, run_dispatcher
 from pushd.errors import StartError
 from pushd.ops.http import serve_ops
@@ -37,12 +40,16 @@ from pushd.rpc.server import serve_rpc, server_tls
 from pushd.rpc.services.notification import NotificationService
 from pushd.rpc.services.publish import PublishService
 from pushd.rpc.services.query import QueryService
+from pushd.rpc.services.subscription import FrameRates, SubscriptionService
 from pushd.rpc.settings import RpcSettings
+from pushd.rpc.translate_stream import encode_envelope
 from pushd.stop import StopSignal
 from pushd.store.boundary import advance_boundary
 from pushd.store.database import Database
 from pushd.store.dispatch import DispatchStore
 from pushd.store.startup import check_database_clock, open_prepared_database
+from pushd.store.streams import StreamStore
+from pushd.store.tailer import TailerStore
 from pushd.telemetry import Event, Metrics, get_logger
 
 log = get_logger()
@@ -118,12 +125,15 @@ async def serve(
             infra.start_soon(serve_ops, ops, status.pages())
             boundary = make_boundary(config, database, metrics)
             await infra.start(boundary.run)
+            streams = make_streams(config, database, metrics)
+            await infra.start(streams.run)
+            await infra.start(make_tailer(config, database, streams, boundary, metrics).run)
             keys = await start_keys(infra, config.auth, metrics, partial(_drain, stop, config))
             async with trio.open_nursery() as work:
                 await work.start(
                     partial(
                         serve_rpc,
-                        make_services(config, database, boundary, resolver, metrics),
+                        make_services(config, database, boundary, streams, resolver, metrics),
                         grpc,
                         rpc_settings(config),
                         metrics=metrics,
@@ -201,8 +211,40 @@ def make_boundary(config: Config, database: Database, metrics: Metrics) -> Bound
     return BoundaryTask(advance, poll_interval_s=config.streams.poll_interval_ms / 1_000, metrics=metrics)
 
 
+def make_streams(config: Config, database: Database, metrics: Metrics) -> Streams:
+    """The hub of this instance's subscriptions."""
+    limits = config.limits
+    settings = StreamSettings(
+        limits=UpdateLimits(
+            limits.max_update_adds, limits.max_update_removes, limits.max_stream_topics, limits.max_static_topics
+        ),
+        keepalive_s=config.streams.keepalive_interval_ms / 1_000,
+        pong_s=config.streams.max_pong_wait_ms / 1_000,
+    )
+    return Streams(StreamStore(database), settings, encode_envelope, metrics)
+
+
+def make_tailer(
+    config: Config, database: Database, streams: Streams, boundary: BoundaryTask, metrics: Metrics
+) -> Tailer:
+    """The instance's one tailer, which feeds `streams`."""
+    return Tailer(
+        TailerStore(database),
+        streams,
+        boundary.request,
+        poll_interval_s=config.streams.poll_interval_ms / 1_000,
+        max_gap_ranges=config.streams.max_gap_ranges,
+        metrics=metrics,
+    )
+
+
 def make_services(
-    config: Config, database: Database, boundary: BoundaryTask, resolver: Resolver, metrics: Metrics
+    config: Config,
+    database: Database,
+    boundary: BoundaryTask,
+    streams: Streams,
+    resolver: Resolver,
+    metrics: Metrics,
 ) -> list[Any]:
     """The application services; health and reflection are the edge's own."""
     http = config.push.http
@@ -231,11 +273,23 @@ def make_services(
         metrics,
     )
     query_limits = QueryLimits(
-        limits.max_query_topics, limits.default_query_limit, limits.max_query_limit, limits.max_response_bytes
+        limits.max_query_topics,
+        limits.default_query_limit,
+        limits.max_query_limit,
+        limits.max_response_bytes,
+        limits.max_newest_metadata_topics,
+        limits.max_newest_full_topics,
+    )
+    frame_rates = FrameRates(
+        limits.max_update_frames_per_second,
+        limits.max_update_burst,
+        limits.max_ping_frames_per_second,
+        limits.max_ping_burst,
     )
     return [
         PublishService(publisher),
         QueryService(database, query_limits),
+        SubscriptionService(streams, config.streams.keepalive_interval_ms, frame_rates, metrics),
         NotificationService(
             database,
             metrics,

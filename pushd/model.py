@@ -10,6 +10,7 @@ import enum
 
 from attrs import field, frozen
 
+MAX_SEQUENCE_ID = 2**63 - 1  # the column is a signed 64-bit number, the wire's field an unsigned one
 RECIPIENT_ID_BYTES = 32
 RECIPIENT_SECRET_BYTES = 32
 HMAC_KEY_BYTES = 42

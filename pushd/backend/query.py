@@ -1,4 +1,8 @@
-"""Query: the envelopes of one or more topics in sequence order, read from the primary so that writers see their own."""
+"""Reads of stored envelopes that answer at once.
+
+`Query` reads the primary, so that writers see their own. `QueryNewest` reads the replica where there is one: it is
+asked for things that were published some time ago, key packages above all, and asked often.
+"""
 
 from __future__ import annotations
 
@@ -8,22 +12,23 @@ from attrs import frozen
 
 from pushd.core.topics import topic_kind
 from pushd.errors import Code, StatusError
-from pushd.model import TopicKind
+from pushd.model import MAX_SEQUENCE_ID, EnvelopeMeta, TopicKind
 from pushd.store.database import Database
-from pushd.store.envelopes import Page, load_envelopes_of_topics
+from pushd.store.envelopes import Page, load_envelopes_of_topics, load_newest_envelopes
 
-MAX_SEQUENCE_ID = 2**63 - 1
 META_BYTES = 256  # more than the encoded EnvelopeMeta and framing of one envelope
 
 
 @frozen
 class QueryLimits:
-    """Bounds of one query; `default_query_limit` is taken when the caller names no limit."""
+    """Bounds of the queries; `default_query_limit` is taken when the caller names no limit."""
 
     max_query_topics: int = 1_000
     default_query_limit: int = 100
     max_query_limit: int = 1_000
     max_response_bytes: int = 26_214_400
+    max_newest_metadata_topics: int = 1_000
+    max_newest_full_topics: int = 100
 
 
 async def query_envelopes(
@@ -54,3 +59,30 @@ async def query_envelopes(
         return await load_envelopes_of_topics(
             connection, cursors, limit=rows, max_bytes=limits.max_response_bytes - (rows + 1) * META_BYTES
         )
+
+
+async def query_newest(
+    database: Database, limits: QueryLimits, topics: Sequence[bytes], *, with_payload: bool
+) -> list[tuple[EnvelopeMeta, bytes | None]]:
+    """The newest envelope of each topic that has one, in the order topics were first named.
+
+    Raises:
+        StatusError: INVALID_ARGUMENT for too many topics or one that cannot exist; OUT_OF_RANGE when the envelopes are
+            too long together for one response.
+        StoreError: the database did not answer.
+    """
+    most = limits.max_newest_full_topics if with_payload else limits.max_newest_metadata_topics
+    if len(topics) > most:
+        raise StatusError(Code.INVALID_ARGUMENT, "query exceeds topic limit")
+    if any(topic_kind(topic) is None for topic in topics):
+        raise StatusError(Code.INVALID_ARGUMENT, "topic is not valid")
+    distinct = list(dict.fromkeys(topics))
+    if not distinct:
+        return []
+    # The metadata and the topic beside it, of every result.
+    max_bytes = limits.max_response_bytes - len(distinct) * 2 * META_BYTES if with_payload else None
+    async with database.read() as connection:
+        newest = await load_newest_envelopes(connection, distinct, max_bytes=max_bytes)
+    if newest is None:
+        raise StatusError(Code.OUT_OF_RANGE, "response is too large")
+    return newest

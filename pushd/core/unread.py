@@ -1,9 +1,9 @@
 """Which ids a reader of the whole sequence has not seen yet, and may still see.
 
 Ids are handed out before their transactions commit, so a reader meets gaps: an id whose transaction is still open, or
-came to nothing. Every gap is asked for again until it fills up, or until the closed allocation boundary covers it, which
-proves that it never will. Within one topic no gap can ever fill behind a later envelope, because publishers of a topic
-take turns; reading gaps first and in ascending order therefore keeps every topic ascending.
+came to nothing. Every gap is asked for again until it fills up, or until the closed allocation boundary covers it,
+which proves that it never will. Within one topic no gap can ever fill behind a later envelope, because publishers of a
+topic take turns; reading gaps first and in ascending order therefore keeps every topic ascending.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 
 from attrs import frozen
 
-MAX_SEQUENCE_ID = 2**63 - 1
+from pushd.model import MAX_SEQUENCE_ID
 
 
 @frozen

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from attrs import frozen
@@ -39,10 +39,31 @@ async def load_envelopes_of_topics(
         binary=True,
     )
     page = rows[:limit]
-    return Page(tuple(_stored(row) for row in page), has_more=bool(rows) and rows[0][-1] > len(page))
+    return Page(tuple(stored_envelope(row) for row in page), has_more=bool(rows) and rows[0][-1] > len(page))
 
 
-def _stored(row: tuple[Any, ...]) -> StoredEnvelope:
-    sequence_id, topic, server_ns, expiry_ns, message_hash, is_commit_or_proposal, payload = row[:7]
-    meta = EnvelopeMeta(sequence_id, server_ns, expiry_ns, bytes(message_hash), bytes(topic), is_commit_or_proposal)
-    return StoredEnvelope(meta, bytes(payload))
+async def load_newest_envelopes(
+    connection: Connection, topics: Sequence[bytes], *, max_bytes: int | None
+) -> list[tuple[EnvelopeMeta, bytes | None]] | None:
+    """The newest envelope of each topic that has one, in the order of `topics`.
+
+    Payloads are loaded only when `max_bytes` is given; None when they are longer than that together.
+    """
+    rows = await connection.fetch(
+        query("load_newest_envelopes"),
+        {"topics": list(topics), "max_bytes": -1 if max_bytes is None else max_bytes},
+        binary=True,
+    )
+    if max_bytes is not None and rows and rows[0][-1] > max_bytes:
+        return None
+    return [(_meta(row), row[6]) for row in rows]
+
+
+def stored_envelope(row: Sequence[Any]) -> StoredEnvelope:
+    """An envelope from its columns: id, topic, times, hash, commit flag, payload."""
+    return StoredEnvelope(_meta(row), bytes(row[6]))
+
+
+def _meta(row: Sequence[Any]) -> EnvelopeMeta:
+    sequence_id, topic, server_ns, expiry_ns, message_hash, is_commit_or_proposal = row[:6]
+    return EnvelopeMeta(sequence_id, server_ns, expiry_ns, bytes(message_hash), bytes(topic), is_commit_or_proposal)

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pushd.core.unread import MAX_SEQUENCE_ID, Unread, rows_within
+from pushd.core.unread import Unread, rows_within
+from pushd.model import MAX_SEQUENCE_ID
 
 TOP = MAX_SEQUENCE_ID
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from pushd.backend.query import QueryLimits, query_envelopes
+from pushd.backend.query import QueryLimits, query_envelopes, query_newest
 from pushd.rpc.gen.xmtp.backend.v1 import query_pb2 as wire
 from pushd.rpc.gen.xmtp.backend.v1.query_grpc import QueryServiceServicer
-from pushd.rpc.translate_publish import write_envelope
+from pushd.rpc.translate_publish import write_envelope, write_meta
 from pushd.store.database import Database
 
 
@@ -25,4 +25,19 @@ class QueryService(QueryServiceServicer):
         for stored in page.envelopes:
             write_envelope(response.envelopes.add(), stored)
         response.continuation.has_more = page.has_more
+        return response
+
+    async def QueryNewest(self, input_message: wire.QueryNewestRequest) -> wire.QueryNewestResponse:
+        """The newest envelope of each topic, or only its metadata."""
+        topics = [one.topic for one in input_message.topics]
+        newest = await query_newest(
+            self._database, self._limits, topics, with_payload=input_message.include_full_envelope
+        )
+        response = wire.QueryNewestResponse()
+        for meta, payload in newest:
+            result = response.results.add()
+            result.topic.topic = meta.topic
+            write_meta(result.meta, meta)
+            if payload is not None:
+                result.envelope.MergeFromString(payload)
         return response

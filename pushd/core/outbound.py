@@ -1,0 +1,163 @@
+"""What waits to be sent on one stream, and how much may.
+
+Envelopes that come while others wait join their frame, up to the size a frame aims at: a reader that is a little slow
+gets fewer and larger frames, and only one that is slow by megabytes meets the bounds.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from attrs import define, field, frozen
+
+FRAME_BYTES = 2 * 2**20
+QUEUE_FRAMES = 64
+QUEUE_BYTES = 16 * 2**20
+ENVELOPE_OVERHEAD_BYTES = 256
+"""More than the encoded metadata and framing of one envelope."""
+_TARGET_BYTES = 64  # more than one encoded target: 33 bytes of topic, 10 of number, tags and lengths
+_CONTROL_BYTES = 32
+
+Target = tuple[bytes, int]
+"""A topic and its newest sequence id, 0 when it is empty."""
+
+
+@frozen
+class Started:
+    """The first frame. `targets` only on a static stream."""
+
+    targets: Sequence[Target] = field(default=(), repr=False)
+
+
+@frozen
+class Applied:
+    """An update was done; the targets are the topics not followed before."""
+
+    update_id: int
+    targets: Sequence[Target] = field(repr=False)
+
+
+@frozen
+class Ping:
+    """A question whether the peer still lives."""
+
+    nonce: int
+
+
+@frozen
+class Pong:
+    """The answer to the peer's ping."""
+
+    nonce: int
+
+
+@frozen
+class Keepalive:
+    """A sign of life on a static stream."""
+
+
+@define(eq=False)
+class Messages:
+    """Encoded envelopes; how many of them were fetched and how many came live."""
+
+    envelopes: list[bytes] = field(factory=list, repr=False)
+    size: int = 0
+    catch_up: int = 0
+    live: int = 0
+
+
+Frame = Started | Applied | Ping | Pong | Keepalive | Messages
+
+
+class Outbound:
+    """The queue of one stream. Times are seconds of any steady clock."""
+
+    def __init__(self) -> None:
+        self._frames: deque[tuple[Frame, int, float]] = deque()
+        self._open: Messages | None = None  # the last frame, while envelopes may still join it
+        self._bytes = 0
+        self._burst = -1
+        self._is_burst = False
+
+    def __repr__(self) -> str:
+        return f"<Outbound frames={len(self._frames)} bytes={self._bytes}>"
+
+    def __len__(self) -> int:
+        return len(self._frames)
+
+    @property
+    def wants_page(self) -> bool:
+        """Whether so little waits that a fetched page may follow."""
+        return self._bytes < FRAME_BYTES
+
+    def put(self, frame: Frame, now: float) -> bool:
+        """Queue a frame; False, and nothing is queued, when there is no room."""
+        targets = len(frame.targets) if isinstance(frame, Started | Applied) else 0
+        return self._append(frame, _CONTROL_BYTES + targets * _TARGET_BYTES, now)
+
+    def put_page(self, envelopes: list[bytes], now: float) -> bool:
+        """Queue fetched envelopes as a frame of their own; False, and nothing is queued, when there is no room."""
+        size = sum(map(len, envelopes))
+        page = Messages(envelopes, size, catch_up=len(envelopes))
+        if not self._append(page, size, now):
+            return False
+        self._open = page
+        return True
+
+    def put_live(self, envelope: bytes, now: float) -> bool:
+        """Queue an envelope as it came; False, and nothing is queued, when there is no room."""
+        size = len(envelope)
+        frame = self._open
+        if frame is None or frame.size + size > FRAME_BYTES:
+            frame = Messages()
+            if not self._append(frame, size, now):
+                return False
+            self._open = frame
+        elif self._bytes + size > QUEUE_BYTES:
+            return False
+        else:
+            self._grow(size)
+        frame.envelopes.append(envelope)
+        frame.size += size
+        frame.live += 1
+        return True
+
+    def take(self, now: float) -> tuple[Frame, float] | None:
+        """The next frame and the seconds it waited, or None."""
+        if not self._frames:
+            return None
+        frame, size, since = self._frames.popleft()
+        self._bytes -= size
+        if frame is self._open:
+            self._open = None
+        return frame, now - since
+
+    def clear(self) -> None:
+        """Send none of it."""
+        self._frames.clear()
+        self._open = None
+        self._bytes = 0
+
+    def is_burst(self, batch: int) -> bool:
+        """Whether nothing waited when the first envelope of this batch came.
+
+        A batch is offered without a pause, so what of it finds no room then says nothing about the reader.
+        """
+        if self._burst != batch:
+            self._burst = batch
+            self._is_burst = not self._frames
+        return self._is_burst
+
+    def _append(self, frame: Frame, size: int, now: float) -> bool:
+        if len(self._frames) >= QUEUE_FRAMES or self._bytes + size > QUEUE_BYTES:
+            return False
+        self._frames.append((frame, size, now))
+        self._bytes += size
+        self._open = None
+        return True
+
+    def _grow(self, size: int) -> None:
+        frame, before, since = self._frames[-1]
+        self._frames[-1] = (frame, before + size, since)
+        self._bytes += size
