@@ -17,7 +17,7 @@ import json
 from collections import deque
 from typing import Any
 
-from ._http2 import INITIAL_WINDOW_SIZE, MAX_CONCURRENT_STREAMS, Provider
+from ._provider import INITIAL_WINDOW_SIZE, MAX_CONCURRENT_STREAMS, Provider
 
 _SETTINGS = {"max_concurrent_streams": MAX_CONCURRENT_STREAMS, "initial_window_size": INITIAL_WINDOW_SIZE}
 

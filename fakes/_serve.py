@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ._control import serve_control
-from ._http2 import Provider
+from ._provider import Provider
 from ._tls import Authority, server_context
 
 Start = Callable[[argparse.Namespace, Path], Provider]

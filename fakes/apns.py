@@ -17,7 +17,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.utils import encode_dss_signature
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
-from ._http2 import Answer, Connection, Provider, Request
+from ._http2 import Connection
+from ._provider import Answer, Provider, Request
 from ._serve import arguments, run
 
 KEY_ID = "ABC123DEFG"

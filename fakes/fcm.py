@@ -19,7 +19,8 @@ from cryptography.hazmat.primitives.asymmetric import padding, rsa
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from ._control import http_reply
-from ._http2 import Answer, Connection, Provider, Request
+from ._http2 import Connection
+from ._provider import Answer, Provider, Request
 from ._serve import arguments, run
 
 PROJECT_ID = "fake-project"

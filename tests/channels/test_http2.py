@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import h2.errors
 import hpack
@@ -13,9 +15,11 @@ import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pushd.channels import http2
 from pushd.channels.http2 import ConnectionFailed, Http2Client, Origin, Response, literal, open_http2_client
 from pushd.channels.http2.connection import Connection
 from pushd.channels.http2.framing import FrameFilter, GoAway
+from pushd.core.providers.answers import FAILURES
 from tests.channels.http2_peer import (
     CONTINUATION,
     DATA,
@@ -646,6 +650,14 @@ async def test_thousands_of_sends_leave_no_task_and_no_stream_behind(autojump_cl
 
 
 # What needs no peer.
+
+
+def test_every_kind_of_failure_is_in_the_published_list() -> None:
+    sources = Path(http2.__file__).parent.glob("*.py")
+    kinds = {
+        kind for source in sources for kind in re.findall(r'(?:Failed|NotProcessed)\("(\w+)"\)', source.read_text())
+    }
+    assert {"connect", "tls", "refused"} <= kinds <= set(FAILURES)
 
 
 @given(st.binary(min_size=1, max_size=30), st.text("abc-.~ 019/=+", min_size=1, max_size=400), st.booleans())

@@ -8,8 +8,8 @@ from pushd.channels.http2.client import (
     provider_origin,
     provider_tls,
 )
-from pushd.channels.http2.connection import MAX_BODY_BYTES, ConnectionFailed, NotProcessed, Response
 from pushd.channels.http2.engine import literal
+from pushd.channels.http2.exchange import MAX_BODY_BYTES, ConnectionFailed, NotProcessed, Response
 
 __all__ = [
     "MAX_BODY_BYTES",

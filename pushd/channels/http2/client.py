@@ -17,7 +17,8 @@ from urllib.parse import urlsplit
 import trio
 from attrs import field, frozen
 
-from pushd.channels.http2.connection import Connection, ConnectionFailed, Exchange, NotProcessed, Response
+from pushd.channels.http2.connection import Connection
+from pushd.channels.http2.exchange import ConnectionFailed, Exchange, NotProcessed, Response
 
 _CONNECT_S = 10.0
 # A failed attempt to connect answers for everybody who asks within this time, so that 256 senders do not become 256

@@ -18,10 +18,8 @@ from typing import Any
 import trio
 
 from pushd.channels.http2 import engine
+from pushd.channels.http2.exchange import MAX_BODY_BYTES, ConnectionFailed, Exchange, NotProcessed
 from pushd.channels.http2.framing import FrameFilter, GoAway
-from pushd.errors import PushdError
-
-MAX_BODY_BYTES = 16_384
 
 _READ_BYTES = 4_096  # about 70 answers: more at once and 256 sends march in step, all waiting at the same time
 _GATHER_TURNS = 16
@@ -38,76 +36,6 @@ _PONG_S = 10.0
 _LEFTOVER_S = 10.0  # the rest of an answer that was decided on its status
 _WATCH_S = 5.0
 _GOODBYE_S = 1.0
-
-
-class ConnectionFailed(PushdError):
-    """A request got no answer. `kind` is from a closed list: closed, connect, goaway, protocol, refused, reset, tls."""
-
-    def __init__(self, kind: str) -> None:
-        super().__init__(kind)
-        self.kind = kind
-
-
-class NotProcessed(ConnectionFailed):
-    """The peer states that it did not act on the request, so it may be sent again (RFC 9113 §8.7)."""
-
-
-class Response:
-    """An answer.
-
-    `body` is None when it was not waited for, did not end in time, or is over 16 KiB.
-    """
-
-    __slots__ = ("body", "headers", "status")
-
-    def __init__(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes | None) -> None:
-        self.status = status
-        self.headers = headers
-        self.body = body
-
-    def header(self, name: bytes) -> str | None:
-        """The first field named `name`, or None."""
-        for field_name, value in self.headers:
-            if field_name == name:
-                return value.decode("latin-1")
-        return None
-
-
-class Exchange:
-    """One request and its answer, while it is on a connection."""
-
-    __slots__ = (
-        "body_wait_s",
-        "content",
-        "done",
-        "ended",
-        "error",
-        "headers",
-        "left_at",
-        "sent_at",
-        "size",
-        "status",
-        "stream_id",
-        "unsent",
-    )
-
-    def __init__(self, stream_id: int, unsent: bytes, body_wait_s: Mapping[int, float], now: float) -> None:
-        self.stream_id = stream_id
-        self.unsent = unsent
-        self.body_wait_s = body_wait_s
-        self.sent_at = now
-        self.left_at: float | None = None
-        self.status = 0
-        self.headers: list[tuple[bytes, bytes]] = []
-        self.content: list[bytes] | None = []
-        self.size = 0
-        self.ended = False
-        self.error: ConnectionFailed | None = None
-        self.done = trio.Event()
-
-    def response(self) -> Response:
-        body = b"".join(self.content) if self.ended and self.content is not None else None
-        return Response(self.status, self.headers, body)
 
 
 class Connection:

@@ -45,6 +45,19 @@ class Row:
         )
 
 
+# Attempts that brought no answer: the reasons of their transient outcomes.
+FAILURES = {
+    "timeout": "no answer within the attempt",
+    "credentials": "no provider token or OAuth token to send with",
+    "connect": "nobody answers at the address, or its name does not resolve",
+    "tls": "the certificate is not the provider's, or the peer does not speak HTTP/2",
+    "closed": "the connection ended before the answer",
+    "reset": "the provider reset the stream",
+    "refused": "the provider refused the stream twice",
+    "goaway": "the provider asked twice to use another connection",
+    "protocol": "the provider broke the rules of HTTP/2",
+}
+
 _NAMED_STATUSES = frozenset({201, 204, 301, 302, 307, 308, 400, 401, 403, 404, 405, 408, 410, 413, 429, 500, 502, 503})
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from pushd.core.providers import apns, fcm
-from pushd.core.providers.answers import Becomes, Row
+from pushd.core.providers.answers import FAILURES, Becomes, Row
 from pushd.model import ATTEMPT_S, RETRY_MAX_S
 
 _INTRODUCTION = f"""\
@@ -19,6 +19,10 @@ a fifth is added at random so that failures do not come back together.
 
 A rejected or mismatched delivery has one attempt and keeps its recipient. Only a terminal answer deletes one, and only
 while the stored configuration is still the one the attempt used.
+"""
+
+_FAILURES = """\
+Reasons of an attempt without an answer, on both channels:
 """
 
 _APNS = f"""\
@@ -56,14 +60,16 @@ def render() -> str:
     return "\n".join(
         (
             _INTRODUCTION,
+            _FAILURES,
+            _pairs("Reason", "Meaning", FAILURES),
             _APNS.format(early=_statuses(apns.BODY_WAIT_S)),
             _table("Reason", apns.ROWS),
             _LOOK,
-            _look_at(apns.LOOK_AT),
+            _pairs("Reason", "Look at", apns.LOOK_AT),
             _FCM.format(early=_statuses(fcm.BODY_WAIT_S)),
             _table("Typed code", fcm.ROWS),
             _LOOK,
-            _look_at(fcm.LOOK_AT),
+            _pairs("Reason", "Look at", fcm.LOOK_AT),
         )
     )
 
@@ -78,8 +84,8 @@ def _table(code_title: str, rows: Iterable[Row]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _look_at(places: Mapping[str, str]) -> str:
-    lines = ["| Reason | Look at |", "|---|---|", *(f"| `{reason}` | {place} |" for reason, place in places.items())]
+def _pairs(left: str, right: str, pairs: Mapping[str, str]) -> str:
+    lines = [f"| {left} | {right} |", "|---|---|", *(f"| `{name}` | {text} |" for name, text in pairs.items())]
     return "\n".join(lines) + "\n"
 
 
