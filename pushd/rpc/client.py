@@ -259,6 +259,7 @@ class ClientCall(Generic[M]):
         self.send_nowait(request.SerializeToString())
         connection, waiting = self._connection, self._connection.machine.waiting_bytes
         with trio.move_on_at(self._deadline) as scope:
+            await trio.lowlevel.checkpoint()
             while self._inbox.ended is None and waiting(self._stream_id) > _WAITING_BYTES:
                 await connection.wire.wait_progress()
         if scope.cancelled_caught:

@@ -60,6 +60,7 @@ class ServerConnection:
         self._handshake_deadline = handshake_deadline
         self._call_ended = call_ended
         self._calls: dict[int, Call] = {}
+        self._leaving = False  # the last word is written
 
     def __repr__(self) -> str:
         return f"<ServerConnection calls={len(self._calls)} {self.machine!r}>"
@@ -100,6 +101,7 @@ class ServerConnection:
             self.cancel_calls(Reason.CONNECTION)
             nursery.cancel_scope.cancel(reason="cannot write to the peer")
         else:
+            self._leaving = True
             self.cancel_calls(Reason.CONNECTION)
             nursery.cancel_scope.deadline = trio.current_time() + _LINGER_S
 
@@ -118,8 +120,8 @@ class ServerConnection:
         machine = self.machine
         while data := await self._receive():
             self.last_active = trio.current_time()
-            if machine.closed:
-                continue  # lingering
+            if self._leaving:
+                continue
             opened: list[Call] = []
             for event in machine.receive_data(data, self.last_active):
                 self._handle(event, opened)

@@ -57,7 +57,7 @@ def _answer(request: Any, response_type: Any, names: list[str]) -> Any:
             case "file_by_filename":
                 _put_files(response, POOL.FindFileByName(request.file_by_filename))
             case "file_containing_symbol":
-                _put_files(response, POOL.FindFileContainingSymbol(request.file_containing_symbol))
+                _put_files(response, _file_of_symbol(request.file_containing_symbol))
             case "all_extension_numbers_of_type":
                 POOL.FindMessageTypeByName(request.all_extension_numbers_of_type)  # proto3: known types have none
                 numbers = response.all_extension_numbers_response
@@ -68,6 +68,14 @@ def _answer(request: Any, response_type: Any, names: list[str]) -> Any:
         response.error_response.error_code = Code.NOT_FOUND
         response.error_response.error_message = "not found"
     return response
+
+
+def _file_of_symbol(symbol: str) -> FileDescriptor:
+    try:
+        return POOL.FindFileContainingSymbol(symbol)
+    except KeyError:  # the pool does not know methods by name
+        service, _, method = symbol.rpartition(".")
+        return POOL.FindServiceByName(service).methods_by_name[method].containing_service.file
 
 
 def _put_files(response: Any, file: FileDescriptor) -> None:

@@ -102,6 +102,7 @@ async def serve_rpc(
             await server.wait_idle()
         stop.release(scope)
         server.cancel_calls()
+        server.drain()  # connections made meanwhile: each of their calls was refused, and GOAWAY is still to come
         with trio.move_on_after(_LAST_WORDS_S):
             await server.wait_empty()
         nursery.cancel_scope.cancel(reason="drained")
@@ -163,8 +164,6 @@ class _Server:
         )
         self._connections[connection] = scope
         try:
-            if self._boundary.draining:
-                connection.drain()
             await connection.run()
         finally:
             del self._connections[connection]

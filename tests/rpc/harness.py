@@ -22,8 +22,8 @@ from pushd.stop import StopSignal
 from pushd.telemetry import Metrics
 
 SERVICE = "xmtp.backend.v1.Echo"
-UNARY, SERVER, CLIENT, BIDI, HANG, HANG_STREAM = (
-    f"/{SERVICE}/{name}" for name in ("Unary", "Server", "Client", "Bidi", "Hang", "HangStream")
+UNARY, SERVER, CLIENT, BIDI, HANG, HANG_STREAM, HANG_CLIENT = (
+    f"/{SERVICE}/{name}" for name in ("Unary", "Server", "Client", "Bidi", "Hang", "HangStream", "HangClient")
 )
 
 
@@ -53,6 +53,7 @@ class Echo:
             ("Bidi", self.bidi, kinds.STREAM_STREAM),
             ("Hang", self.hang, kinds.UNARY_UNARY),
             ("HangStream", self.hang_stream, kinds.UNARY_STREAM),
+            ("HangClient", self.hang_client, kinds.STREAM_UNARY),
         ):
             service.add_method(name, method, purerpc.RPCSignature(kind, Topic, Topic))
         return service
@@ -81,6 +82,10 @@ class Echo:
         with self._hanging():
             await self.let_go.wait()
         return input_message
+
+    async def hang_client(self, input_messages: AsyncIterator[Topic]) -> Topic:
+        """Reads nothing."""
+        return await self.hang(Topic())
 
     async def hang_stream(self, input_message: Topic) -> AsyncIterator[Topic]:
         yield input_message
@@ -211,6 +216,7 @@ class RawClient:
         self.settings: dict[int, int] = {}
         self.closed = False
         self._decoders: dict[int, MessageDecoder] = {}
+        self._input = b""
 
     async def start(self) -> None:
         self.h2.initiate_connection()
@@ -248,8 +254,11 @@ class RawClient:
         if not data:
             self.closed = True
             return False
-        for event in self.h2.receive_data(data):
-            self._handle(event)
+        self._input += data
+        while len(self._input) >= 9 and len(self._input) >= (size := 9 + int.from_bytes(self._input[:3], "big")):
+            for event in self.h2.receive_data(self._input[:size]):  # frame by frame, see ConnectionTerminated
+                self._handle(event)
+            self._input = self._input[size:]
         await self.flush()
         return True
 
@@ -291,6 +300,8 @@ class RawClient:
                 answer.ended = True
             case h2.events.ConnectionTerminated():
                 self.goaway = (event.last_stream_id, int(event.error_code))
+                # h2 takes GOAWAY for the end; this client wants to see what comes after it.
+                self.h2.state_machine.state = h2.connection.ConnectionState.CLIENT_OPEN
             case h2.events.RemoteSettingsChanged():
                 self.settings |= {int(k): v.new_value for k, v in event.changed_settings.items()}
             case h2.events.PingReceived():

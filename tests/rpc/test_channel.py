@@ -23,7 +23,7 @@ from pushd.rpc.settings import RpcSettings
 from pushd.stop import StopSignal
 from pushd.telemetry import Metrics
 from tests.rpc.conftest import Tls
-from tests.rpc.harness import BIDI, HANG, HANG_STREAM, SERVER, UNARY, Echo, serving
+from tests.rpc.harness import BIDI, HANG, HANG_CLIENT, HANG_STREAM, SERVER, UNARY, Echo, serving
 
 QUICK = ChannelSettings(backoff_min_s=0.05, backoff_max_s=0.2, connect_s=2.0)
 
@@ -175,10 +175,14 @@ async def test_a_deadline_ends_each_kind_of_wait() -> None:
                 assert await call.receive() is not None
                 with pytest.raises(StatusError, match="DEADLINE_EXCEEDED"):
                     await call.receive()
-            async with channel.stream(HANG, Topic, deadline_s=0.2) as call:
+            async with channel.stream(HANG_CLIENT, Topic, deadline_s=0.2) as call:
                 with pytest.raises(StatusError, match="DEADLINE_EXCEEDED"):
                     while True:
                         await call.send(Topic(topic=b"x" * 100_000))
+            async with channel.stream("/no.Such/Method", Topic, deadline_s=60) as call:
+                with pytest.raises(StatusError, match="UNIMPLEMENTED"):
+                    await call.receive()
+                await call.send(Topic())  # nobody listens; not an error, and not a way around the scheduler
         listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")  # connects, and then never says a word
         async with open_channel("127.0.0.1", listeners[0].socket.getsockname()[1]) as channel:
             assert (await refused(channel, UNARY, deadline_s=0.1)).code == Code.DEADLINE_EXCEEDED

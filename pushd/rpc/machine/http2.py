@@ -55,8 +55,8 @@ class Http2(H2Connection):
     @property
     def input_bytes(self) -> int:
         """How much input waits for the rest of its frame or header block."""
-        buffer = self.incoming_buffer
-        waiting = len(buffer._data if hasattr(buffer, "_data") else buffer.data)
+        buffer: Any = self.incoming_buffer
+        waiting = len(buffer._data if hasattr(buffer, "_data") else buffer.data)  # h2 4 and h2 3
         return waiting + sum(len(frame.data) for frame in buffer._headers_buffer)
 
     def announce_goaway(self, last_stream_id: int, error_code: int = 0) -> None:
