@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Coroutine
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, Literal, NoReturn
 
 import cyclopts
 import trio
@@ -120,6 +120,117 @@ def health(
     from pushd.ops.health import run_health
 
     code: int = _run(partial(run_health, address, service, tls=tls, ca_file=ca_file))
+    return code
+
+
+@app.command
+def status(*, config: ConfigFile = None, data_dir: DataDir = DEFAULT_DATA_DIR, json: Json = False) -> int:
+    """Say who dispatches, how far it is, and for how many recipients; exit 1 when nobody dispatches."""
+    from pushd.config import load_config
+    from pushd.ops.inspect import run_status
+
+    loaded = load_config(config, os.environ)
+    code: int = _run(partial(run_status, loaded, data_dir, as_json=json))
+    return code
+
+
+@app.command
+def explain(
+    *,
+    recipient: Annotated[str, Parameter(help="The recipient's id, 64 hex digits.")],
+    sequence: Annotated[int, Parameter(help="The envelope's sequence id.")],
+    config: ConfigFile = None,
+    data_dir: DataDir = DEFAULT_DATA_DIR,
+    json: Json = False,
+) -> int:
+    """Say why an envelope was, or was not, pushed to a recipient."""
+    from pushd.channels.setup import configured_channels
+    from pushd.config import load_config
+    from pushd.ops.inspect import run_explain
+
+    loaded = load_config(config, os.environ)
+    channels = configured_channels(loaded.push)
+    code: int = _run(partial(run_explain, loaded, data_dir, recipient, sequence, channels, as_json=json))
+    return code
+
+
+@app.command(name="send-test")
+def send_test(
+    *,
+    recipient: Annotated[str | None, Parameter(help="Id of a registered recipient, 64 hex digits.")] = None,
+    channel: Annotated[Literal["apns", "fcm", "http"] | None, Parameter(help="With --target.")] = None,
+    target: Annotated[str | None, Parameter(help="Device token, or the URL of a webhook.")] = None,
+    signing_key: Annotated[str | None, Parameter(help="A webhook's key, in hex digits.")] = None,
+    config: ConfigFile = None,
+    data_dir: DataDir = DEFAULT_DATA_DIR,
+    json: Json = False,
+) -> int:
+    """Send one push to a registered recipient or a given target and say what came of it; exit 1 unless delivered.
+
+    It carries a topic nobody has and sequence id 0. Nothing is stored or deleted, whatever the answer.
+    """
+    from pushd.config import load_config
+    from pushd.model import Channel
+    from pushd.ops.send_test import run_send_test, stored_delivery, test_delivery
+
+    loaded = load_config(config, os.environ)
+    if (recipient is None) == (channel is None or target is None):
+        raise StartError("name either --recipient, or --channel and --target")
+
+    async def run() -> int:
+        if recipient is not None:
+            delivery = await stored_delivery(loaded, data_dir, recipient)
+        else:
+            assert channel is not None
+            assert target is not None
+            delivery = test_delivery(Channel[channel.upper()], target, signing_key)
+        return await run_send_test(loaded, delivery, as_json=json)
+
+    code: int = _run(run)
+    return code
+
+
+cursor = cyclopts.App(name="cursor", help="Look at the cursor of dispatching, or move it on.")
+app.command(cursor)
+
+
+@cursor.command
+def show(*, config: ConfigFile = None, data_dir: DataDir = DEFAULT_DATA_DIR, json: Json = False) -> int:
+    """Print the cursor and the closed boundary."""
+    from pushd.config import load_config
+    from pushd.ops.inspect import run_cursor_show
+
+    loaded = load_config(config, os.environ)
+    code: int = _run(partial(run_cursor_show, loaded, data_dir, as_json=json))
+    return code
+
+
+@cursor.command
+def skip(
+    *,
+    to_boundary: Annotated[bool, Parameter(negative="", help="Skip to the closed boundary (the only place there is).")],
+    yes: Annotated[bool, Parameter(negative="", help="Really.")] = False,
+    config: ConfigFile = None,
+    data_dir: DataDir = DEFAULT_DATA_DIR,
+    json: Json = False,
+) -> int:
+    """Drop the push of everything up to the closed boundary, for instance after a long outage. Logged and recorded."""
+    from pushd.config import load_config
+    from pushd.ops.inspect import run_cursor_skip
+
+    loaded = load_config(config, os.environ)
+    code: int = _run(partial(run_cursor_skip, loaded, data_dir, is_sure=yes and to_boundary, as_json=json))
+    return code
+
+
+@app.command
+def prune(*, config: ConfigFile = None, data_dir: DataDir = DEFAULT_DATA_DIR, json: Json = False) -> int:
+    """Delete expired envelopes that were dispatched."""
+    from pushd.config import load_config
+    from pushd.ops.inspect import run_prune
+
+    loaded = load_config(config, os.environ)
+    code: int = _run(partial(run_prune, loaded, data_dir, as_json=json))
     return code
 
 

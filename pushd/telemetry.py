@@ -85,6 +85,7 @@ class Event(enum.StrEnum):
     PROVIDER_REFUSES = "provider_refuses"
     BOUNDARY_FAILED = "boundary_failed"
     TAILER_FAILED = "tailer_failed"
+    CURSOR_SKIPPED = "cursor_skipped"
     KEY_SET_REFRESH_FAILED = "key_set_refresh_failed"
     KEY_SET_STALE = "key_set_stale"
 

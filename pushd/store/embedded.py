@@ -181,8 +181,17 @@ def start(data_dir: Path, settings: dict[str, str] | None = None) -> EmbeddedSer
     except BaseException:
         os.close(lock_fd)
         raise
-    url = f"postgresql:///postgres?host={quote(str(socket_dir), safe='')}&user=pushd"
-    return EmbeddedServer(url, process.pid, replaced, process, lock_fd)
+    return EmbeddedServer(_url(socket_dir), process.pid, replaced, process, lock_fd)
+
+
+def running_url(data_dir: Path) -> str | None:
+    """URL of the server that runs on `data_dir`, or None. Starts and stops nothing."""
+    data_dir = data_dir.absolute()
+    return _url(data_dir / "socket") if _postmaster_pid(data_dir / "postgres") is not None else None
+
+
+def _url(socket_dir: Path) -> str:
+    return f"postgresql:///postgres?host={quote(str(socket_dir), safe='')}&user=pushd"
 
 
 def _lock(data_dir: Path) -> int:

@@ -74,6 +74,15 @@ def pending(migrations: list[Migration], applied: dict[int, bytes]) -> list[Migr
     return [migration for migration in migrations if migration.number not in applied]
 
 
+async def check_schema(connection: Connection) -> None:
+    """Change nothing, and raise MigrationError unless the database has exactly this program's schema."""
+    if await connection.fetch_one("SELECT to_regclass('pushd_migration') IS NULL") == (True,):
+        raise MigrationError("the database has no pushd schema yet: run `pushd migrate`")
+    rows = await connection.fetch("SELECT number, sha256 FROM pushd_migration")
+    if pending(load_migrations(), {number: bytes(sha256) for number, sha256 in rows}):
+        raise MigrationError("the database's schema is older than this program: run `pushd migrate`")
+
+
 async def apply_migrations(connection: Connection) -> list[str]:
     """Bring the database up to date and return the names of what was applied now.
 

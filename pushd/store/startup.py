@@ -12,7 +12,7 @@ from pushd.config import Config, check_clock
 from pushd.errors import StartError, StoreError
 from pushd.store import embedded
 from pushd.store.database import Connection, Database, DatabaseSettings, open_database
-from pushd.store.migrations import apply_migrations
+from pushd.store.migrations import apply_migrations, check_schema
 from pushd.telemetry import Event, Metrics, get_logger
 
 MINIMUM_VERSION = 16
@@ -73,6 +73,31 @@ async def open_prepared_database(config: Config, data_dir: Path, metrics: Metric
         database = await stack.enter_async_context(open_database(settings, metrics))
         await prepare_database(database)
         yield database
+
+
+@asynccontextmanager
+async def open_running_database(config: Config, data_dir: Path, purpose: str) -> AsyncIterator[Connection]:
+    """A session on the primary of an installation that was started before, for an operator's command.
+
+    Raises:
+        StartError: there is no such database, or it has no schema of this program's version.
+    """
+    url = config.database.url.reveal() if config.database.url is not None else embedded.running_url(data_dir)
+    if url is None:
+        raise StartError(
+            "no database to ask: no pushd runs on this --data-dir, and the configuration names no database.url"
+        )
+    settings = DatabaseSettings(
+        url=url, max_connections=1, statement_timeout_ms=config.database.max_statement_timeout_ms
+    )
+    async with open_database(settings, Metrics()) as database:
+        async with AsyncExitStack() as stack:
+            try:
+                connection = await stack.enter_async_context(database.dedicated(purpose))
+                await check_schema(connection)
+            except StoreError as exc:
+                raise StartError(f"database.url: {_explain(exc, 'the database')}") from exc
+            yield connection
 
 
 async def check_database_clock(database: Database, config: Config) -> None:
