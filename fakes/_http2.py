@@ -1,7 +1,6 @@
 """A small, fast HTTP/2 server for the provider fakes, written on asyncio so that one core answers thousands a second.
 
-It knows frames and how to misbehave on command; what a request deserves is the provider's business. Header blocks of
-plain literals are read by hand, all others by hpack.
+It knows frames and how to misbehave on command; what a request deserves is the provider's business.
 """
 
 from __future__ import annotations
@@ -11,9 +10,7 @@ import struct
 import time
 from collections import deque
 
-from hpack import Decoder
-from hpack.exceptions import HPACKError
-
+from ._hpack import Decoder
 from ._provider import INITIAL_WINDOW_SIZE, Answer, Provider, Request
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -41,35 +38,6 @@ def _string(text: bytes) -> bytes:
         return bytes((length,)) + text
     length -= 127
     return bytes((127, length & 127 | 128, length >> 7)) + text if length >= 128 else bytes((127, length)) + text
-
-
-def read_literals(block: bytes) -> dict[str, str] | None:
-    """Header fields of a block that holds only new-name literals without Huffman code, else None."""
-    fields: dict[str, str] = {}
-    position, end = 0, len(block)
-    while position < end:
-        if block[position] & 0xEF:
-            return None
-        texts = []
-        position += 1
-        for _ in range(2):
-            length = block[position]
-            position += 1
-            if length & 128:
-                return None
-            if length == 127:
-                shift = 0
-                while True:
-                    part = block[position]
-                    position += 1
-                    length += (part & 127) << shift
-                    shift += 7
-                    if not part & 128:
-                        break
-            texts.append(block[position : position + length].decode("latin-1"))
-            position += length
-        fields[texts[0]] = texts[1]
-    return fields
 
 
 class _Stream:
@@ -208,16 +176,12 @@ class Connection(asyncio.Protocol):
             self._on_block(stream_id, stream)
 
     def _on_block(self, stream_id: int, stream: _Stream) -> None:
-        headers = read_literals(stream.block)
-        if headers is None:
-            try:
-                decoded = self._decoder.decode(stream.block, raw=True)
-            except HPACKError:
-                self.leave(9)
-                self.transport.close()
-                return
-            headers = {bytes(name).decode("latin-1"): bytes(value).decode("latin-1") for name, value in decoded}
-        stream.headers = headers
+        try:
+            stream.headers = self._decoder.decode(stream.block)
+        except IndexError:
+            self.leave(9)  # COMPRESSION_ERROR
+            self.transport.close()
+            return
         if stream.flags & END_STREAM:
             self._complete(stream_id, stream)
 

@@ -7,9 +7,13 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import hpack
 import pytest
 import trio
+from hypothesis import given
+from hypothesis import strategies as st
 
+from fakes._hpack import Decoder
 from fakes._tls import Authority, server_context
 from fakes.launch import RunningFake, launch
 from pushd.channels.apns import ApnsChannel, ApnsRequest, make_apns_channel
@@ -225,3 +229,29 @@ def test_an_endpoint_becomes_an_origin(endpoint: str | None, authority: str) -> 
     origin = provider_origin("api.push.apple.com", endpoint, None, pings=True)
     assert origin.authority == authority
     assert (origin.tls is None) == (endpoint is not None and endpoint.startswith("http:"))
+
+
+@given(
+    st.lists(
+        st.lists(
+            st.tuples(
+                st.sampled_from(["apns-topic", ":path", "authorization", "x"]),
+                st.text("abc/019 ~.\u00fc", max_size=60),
+                st.booleans(),
+            ),
+            max_size=6,
+        ),
+        max_size=8,
+    ),
+    st.booleans(),
+    st.sampled_from([0, 64, 4_096]),
+)
+def test_the_fake_reads_header_blocks_as_any_encoder_writes_them(
+    blocks: list[list[tuple[str, str, bool]]], huffman: bool, table_bytes: int
+) -> None:
+    encoder, decoder = hpack.Encoder(), Decoder()
+    encoder.header_table_size = table_bytes
+    for block in blocks:
+        fields = [(name.encode("latin-1"), value.encode("latin-1"), private) for name, value, private in block]
+        expected = {name: value for name, value, _ in block}
+        assert decoder.decode(encoder.encode(fields, huffman=huffman)) == expected

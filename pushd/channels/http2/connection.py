@@ -1,8 +1,8 @@
 """One HTTP/2 connection to a provider: many exchanges, one writer, one reader.
 
 The connection owns its streams and its socket. It does not choose between connections and does not know what a request
-means. Requests are queued by synchronous calls; the writer task wakes once per scheduler turn and sends everything that
-became ready in one `send_all`, and one `receive_some` feeds as many exchanges as the bytes hold.
+means. Requests are queued by synchronous calls; the writer task sends everything that becomes ready within a few turns
+of the scheduler in one `send_all`, and one `receive_some` feeds as many exchanges as the bytes hold.
 
 The hard part is giving streams back. An exchange whose caller left is reset at once, so that the peer's slot returns.
 An exchange whose caller has decided on the status alone stays until the peer ends it, because a reset per answer would
