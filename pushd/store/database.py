@@ -39,6 +39,7 @@ for _name in ("psycopg", "psycopg.pool"):
     logging.getLogger(_name).propagate = False
 
 ROLLBACK_S = 2.0  # clean-up after a failed block; past it the connection is thrown away
+CANCEL_S = 1.0  # a cancel request; past it the connection is cut
 CONNECT_S = 10  # one connection attempt, the same bound as a provider's
 
 Params = Mapping[str, Any] | Sequence[Any] | None
@@ -99,6 +100,22 @@ async def _bridge(awaitable: Awaitable[_T]) -> _T:
     finally:
         if isinstance(awaitable, Coroutine):
             awaitable.close()  # cancelled before asyncio began with it, it would be reported as never awaited
+
+
+class _Session(psycopg.AsyncConnection[tuple[Any, ...]]):
+    """A connection that gives up on a server which does not even answer a cancel request.
+
+    The driver waits five seconds for that request and five more for the statement's end, so behind a network gone deaf
+    a stop would overrun its deadline by ten.
+    """
+
+    async def _try_cancel(self, *, timeout: float = CANCEL_S) -> None:
+        try:
+            await self.cancel_safe(timeout=min(timeout, CANCEL_S))
+        except psycopg.Error:
+            if not self.closed:
+                with socket.socket(fileno=os.dup(self.pgconn.socket)) as sock:
+                    sock.shutdown(socket.SHUT_RDWR)
 
 
 class Connection:
@@ -259,7 +276,7 @@ class Database:
         """
         replica = read and self._settings.replica_url is not None
         raw = await _bridge(
-            psycopg.AsyncConnection.connect(
+            _Session.connect(
                 self._conninfo(purpose, replica=replica), autocommit=True, cursor_factory=psycopg.AsyncCursor
             )
         )
@@ -308,6 +325,7 @@ class Database:
 
         pool: AsyncConnectionPool[Any] = AsyncConnectionPool(
             self._conninfo(purpose, replica=replica),
+            connection_class=_Session,
             kwargs={"autocommit": True},
             min_size=min(2, self._settings.max_connections),
             max_size=self._settings.max_connections,
