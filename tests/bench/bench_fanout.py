@@ -26,6 +26,7 @@ from pushd.store.database import Database, DatabaseSettings, open_database
 from pushd.store.dispatch import DispatchStore
 from pushd.store.migrations import apply_migrations
 from pushd.telemetry import Metrics
+from tests.dispatch.holder import NoBoundary
 from tests.dispatch.seed import Seed, topic
 
 ROWS = 1_024
@@ -51,17 +52,6 @@ class Counting:
         return Delivered()
 
 
-class NoBoundary:
-    """Everything is settled; nobody advances."""
-
-    def request(self) -> None:
-        pass
-
-    async def wait_above(self, sequence_id: int) -> int:
-        await trio.sleep_forever()
-        raise AssertionError
-
-
 def rss_mib() -> float:
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * resource.getpagesize() / 2**20
@@ -73,11 +63,12 @@ async def migrate(url: str) -> None:
             await apply_migrations(connection)
 
 
-def fill(url: str) -> None:
+def fill(url: str, *, others: bool = True) -> None:
+    """One window of a million deliveries, among 800,000 other subscriptions unless told otherwise."""
     with Seed(url) as seed:
         seed.recipients(range(20_000))
-        for number in range(2, 1_000):
-            seed.subscribe(range(number, 20_000, 25), topic(number))
+        for number in range(2, 1_000 if others else 2):
+            seed.subscribe(range(number % 25, 20_000, 25), topic(number))
         seed.subscribe(range(0, 20 * SUBSCRIBERS, 20), topic(1))
         seed.envelopes((number, topic(1)) for number in range(1, ROWS + 1))
         seed.settle(ROWS)
@@ -109,6 +100,7 @@ async def dispatch(url: str) -> dict[str, float]:
     spans = [later - earlier for earlier, later in zip(provider.marks, provider.marks[1:], strict=False)]
     tenth = len(spans) // 10
     return {
+        "count": provider.count,
         "rate": provider.count / elapsed,
         "cpu_us": cpu / provider.count * 1e6,
         "grown_mib": grown_mib,
