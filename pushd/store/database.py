@@ -12,8 +12,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import select
 import socket
-from collections.abc import AsyncIterator, Awaitable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Coroutine, Generator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar, cast
 
@@ -24,6 +25,7 @@ import trio_asyncio
 from attrs import frozen
 from psycopg import pq
 from psycopg.conninfo import make_conninfo
+from psycopg.waiting import Ready, Wait
 from psycopg_pool import AsyncConnectionPool, PoolClosed, PoolTimeout
 
 from pushd.errors import StoreError, StoreInvariant, StoreTimeout, StoreUnavailable
@@ -40,6 +42,8 @@ for _name in ("psycopg", "psycopg.pool"):
 
 ROLLBACK_S = 2.0  # clean-up after a failed block; past it the connection is thrown away
 CANCEL_S = 1.0  # a cancel request; past it the connection is cut
+WAIT_INTERVAL_S = 0.1  # how often the driver looks up while it waits for the socket; its own default
+EAGER_CHUNKS = 64  # reads of up to 16 KiB without giving others a turn: about 3 ms
 CONNECT_S = 10  # one connection attempt, the same bound as a provider's
 
 Params = Mapping[str, Any] | Sequence[Any] | None
@@ -102,12 +106,45 @@ async def _bridge(awaitable: Awaitable[_T]) -> _T:
             awaitable.close()  # cancelled before asyncio began with it, it would be reported as never awaited
 
 
-class _Session(psycopg.AsyncConnection[tuple[Any, ...]]):
-    """A connection that gives up on a server which does not even answer a cancel request.
+def _eager(gen: Generator[Wait, Any, _T], fileno: int) -> Generator[Wait, Any, _T]:
+    """The driver's generator `gen`, which waits only when the socket is not ready already.
 
-    The driver waits five seconds for that request and five more for the statement's end, so behind a network gone deaf
-    a stop would overrun its deadline by ten.
+    The socket can nearly always be written to, and the later chunks of a large answer are there before the first was
+    read. Going to asyncio's loop for them took 200 microseconds of CPU for the smallest statement instead of 85, and a
+    third of what a page of a thousand rows costs. After EAGER_CHUNKS others get their turn.
     """
+    poll = select.poll()
+    chunks = 0
+    try:
+        wanted = next(gen)
+        while True:
+            ready = _ready_now(poll, fileno, wanted) if chunks < EAGER_CHUNKS else 0
+            chunks = chunks + 1 if ready else 0
+            wanted = gen.send(ready or (yield wanted))
+    except StopIteration as done:
+        return cast("_T", done.value)
+
+
+def _ready_now(poll: select.poll, fileno: int, wanted: int) -> int:
+    """Which of the wanted readiness bits of `psycopg.waiting` hold at this moment."""
+    poll.register(fileno, (select.POLLIN if wanted & Ready.R else 0) | (select.POLLOUT if wanted & Ready.W else 0))
+    for _, events in poll.poll(0):
+        readable = Ready.R if events & ~select.POLLOUT else 0
+        writable = Ready.W if events & ~select.POLLIN else 0
+        return (readable | writable) & wanted
+    return 0
+
+
+class _Session(psycopg.AsyncConnection[tuple[Any, ...]]):
+    """The driver's connection with two changes.
+
+    It does not go through the event loop for what is ready already. And it gives up on a server that does not even
+    answer a cancel request: the driver waits five seconds for that request and five more for the statement's end, so
+    behind a network gone deaf a stop would overrun its deadline by ten.
+    """
+
+    async def wait(self, gen: Any, interval: float = WAIT_INTERVAL_S, timeout: float | None = None) -> Any:
+        return await super().wait(_eager(gen, self.pgconn.socket), interval, timeout)
 
     async def _try_cancel(self, *, timeout: float = CANCEL_S) -> None:
         try:

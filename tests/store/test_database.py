@@ -20,6 +20,27 @@ async def test_rows_come_back_in_both_formats(database: Database) -> None:
         assert await connection.execute("UPDATE push_cursor SET sequence_id = 3") == 1
 
 
+async def test_large_answer_is_whole_and_lets_others_run_meanwhile(database: Database) -> None:
+    turns = 0
+
+    async def count_turns() -> None:
+        nonlocal turns
+        while True:
+            await trio.lowlevel.checkpoint()
+            turns += 1
+
+    async with database.primary() as connection, trio.open_nursery() as nursery:
+        nursery.start_soon(count_turns)
+        ((text,),) = await connection.fetch("SELECT repeat('abcdefgh', 1000000)")
+        after_large = turns
+        rows = await connection.fetch("SELECT n, repeat('x', 300) FROM generate_series(1, 20000) AS n", binary=True)
+        nursery.cancel_scope.cancel()
+    assert text == "abcdefgh" * 1_000_000
+    assert [n for n, _ in rows] == list(range(1, 20_001))
+    assert after_large > 4, "8 MB are about 500 reads"
+    assert turns > after_large + 3
+
+
 async def test_failed_block_rolls_back(database: Database) -> None:
     async with database.primary() as connection:
         with pytest.raises(ValueError, match="stop"):
