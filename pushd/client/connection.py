@@ -12,7 +12,7 @@ from attrs import define, field, frozen
 
 import pushd
 from pushd.errors import Code
-from pushd.rpc.machine import CallEnded, ClientMachine, Limits, MachineEvent, MessageReceived, RawHeaders, ReceiveBudget
+from pushd.rpc.machine import ByteBudget, CallEnded, ClientMachine, Limits, MachineEvent, MessageReceived, RawHeaders
 
 QUIET_S = 10.0  # an unused connection is closed, a used one is pinged, and given up after another such time
 _LIMITS = Limits(
@@ -77,7 +77,7 @@ class Connection:
         self._stream = stream
         self._machine = ClientMachine(
             _LIMITS,
-            ReceiveBudget(_LIMITS.connection_receive_bytes),
+            ByteBudget(_LIMITS.connection_receive_bytes),
             authority=authority,
             scheme=scheme,
             user_agent=f"pushd-client/{pushd.__version__}",

@@ -186,9 +186,14 @@ class Call:
         self._machine.start(self.stream_id, self.request_id.encode("ascii"))
 
     def send_nowait(self, payload: bytes) -> None:
-        """Queues a response message."""
+        """Queues a response message.
+
+        Raises:
+            StatusError: too many response bytes wait for peers that do not take them.
+        """
+        if not self._machine.send(self.stream_id, payload):
+            raise StatusError(Code.UNAVAILABLE, "server is overloaded")
         self.response_bytes += len(payload)
-        self._machine.send(self.stream_id, payload)
         self._wire.poke()
 
     async def wait_room(self, limit: int = _WAITING_BYTES) -> None:

@@ -25,7 +25,7 @@ from google.protobuf.message import DecodeError
 from pushd import __version__
 from pushd.errors import Code, StatusError
 from pushd.rpc.client_connection import ClientConnection, Inbox
-from pushd.rpc.machine import CallEnded, ClientMachine, Limits, RawHeaders, ReceiveBudget, Status
+from pushd.rpc.machine import ByteBudget, CallEnded, ClientMachine, Limits, RawHeaders, Status
 
 _NONE: RawHeaders = []
 _WAITING_BYTES = 64 * 1024  # of one stream's requests, before `send` waits
@@ -217,7 +217,7 @@ class Channel:
                 abuse_burst=1_000,
                 abuse_per_s=1_000.0,
             ),
-            ReceiveBudget(settings.receive_bytes),
+            ByteBudget(settings.receive_bytes),
             authority=f"{host}:{target.port}",
             scheme="http" if target.tls is None else "https",
             user_agent=f"pushd/{__version__}",

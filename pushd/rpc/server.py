@@ -23,7 +23,7 @@ from pushd.rpc.boundary import Authenticate, Boundary
 from pushd.rpc.calls import Reason
 from pushd.rpc.connection import ServerConnection
 from pushd.rpc.health import Health
-from pushd.rpc.machine import Limits, ReceiveBudget, ServerMachine
+from pushd.rpc.machine import ByteBudget, Limits, ServerMachine
 from pushd.rpc.methods import MethodTable
 from pushd.rpc.reflection import reflection_services
 from pushd.rpc.settings import RpcSettings
@@ -122,30 +122,29 @@ class _Server:
             abuse_burst=settings.abuse_burst,
             abuse_per_s=settings.abuse_per_s,
         )
-        self._budget = ReceiveBudget(settings.receive_bytes)
-        self._connections: dict[ServerConnection, trio.CancelScope] = {}
+        self._budget = ByteBudget(settings.receive_bytes)
+        self._unsent = ByteBudget(settings.send_bytes)
+        self._connections: set[ServerConnection] = set()
         self._accepted = 0
         self._changed = trio.Event()
 
     def __repr__(self) -> str:
-        return f"<_Server connections={len(self._connections)} {self._budget!r}>"
+        return f"<_Server connections={len(self._connections)} {self._budget!r} {self._unsent!r}>"
 
     async def accept(self, socket_stream: trio.SocketStream) -> None:
         """Serves one connection to its end."""
         self._accepted += 1
         self._open.inc()
         try:
-            with trio.CancelScope() as scope:
-                if self._accepted > self._settings.max_connections and not self._make_room():
-                    return
-                await self._serve(socket_stream, scope)
+            if self._accepted <= self._settings.max_connections or self._make_room():
+                await self._serve(socket_stream)
         finally:
             self._accepted -= 1
             self._open.dec()
             self._notify()
             await trio.aclose_forcefully(socket_stream)
 
-    async def _serve(self, socket_stream: trio.SocketStream, scope: trio.CancelScope) -> None:
+    async def _serve(self, socket_stream: trio.SocketStream) -> None:
         stream: trio.abc.Stream = socket_stream
         handshake_deadline = trio.current_time() + self._settings.handshake_s
         if self._tls is not None:
@@ -155,27 +154,25 @@ class _Server:
             stream = secured
         connection = ServerConnection(
             stream,
-            ServerMachine(self._limits, self._budget),
+            ServerMachine(self._limits, self._budget, self._unsent),
             self._boundary,
             self._settings,
             _peer(socket_stream),
             handshake_deadline,
             self._notify,
         )
-        self._connections[connection] = scope
+        self._connections.add(connection)
         try:
             await connection.run()
         finally:
-            del self._connections[connection]
+            self._connections.remove(connection)
 
     def _make_room(self) -> bool:
-        """Closes the connection that has been silent the longest without a call; False when there is none."""
-        idle = [connection for connection in self._connections if not connection.calls]
-        if not idle:
-            return False
-        oldest = min(idle, key=lambda connection: connection.last_active)
-        self._connections[oldest].cancel(reason="another connection needs the room")
-        return True
+        """Says goodbye to the connection that has been silent the longest without a call; False when there is none."""
+        idle = [one for one in self._connections if not one.calls and not one.machine.draining]
+        if idle:
+            min(idle, key=lambda one: one.last_active).drain()
+        return bool(idle)
 
     def drain(self) -> None:
         """Starts the drain of every connection."""

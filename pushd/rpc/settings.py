@@ -2,8 +2,8 @@
 
 Every number here is an answer to somebody: a peer that opens connections and says nothing, one that opens and resets
 streams in a loop, one that promises a large message and never sends it. What is not bounded by one of these numbers is
-bounded by another one's product: a connection holds at most `connection_receive_bytes`, all of them together at most
-`receive_bytes`.
+bounded by another one's product: a connection holds at most `connection_receive_bytes` of requests, all of them
+together at most `receive_bytes`, and of answers at most `send_bytes`.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ class RpcSettings:
         max_connections: open connections; when all are taken, the longest idle one without a call makes room.
         connection_receive_bytes: the most one connection's peer can make the server hold.
         receive_bytes: request bytes held over all connections; beyond it calls end UNAVAILABLE.
+        send_bytes: response bytes that wait for their peers over all connections, half of it on one at most; beyond it
+            calls end UNAVAILABLE.
         handshake_s: TLS handshake, HTTP/2 preface and first SETTINGS together.
         idle_s: a connection silent for this long is sent a PING.
         ping_s: how long the PING may stay unanswered before the connection is closed.
@@ -41,6 +43,7 @@ class RpcSettings:
     max_connections: int = 1_024
     connection_receive_bytes: int = 64 * _MIB
     receive_bytes: int = 256 * _MIB
+    send_bytes: int = 256 * _MIB
     handshake_s: float = 10.0
     idle_s: float = 300.0
     ping_s: float = 20.0

@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 
 from pushd.errors import Code
 from pushd.rpc.machine import (
+    ByteBudget,
     CallCancelled,
     CallEnded,
     CallOpened,
@@ -36,7 +37,6 @@ from pushd.rpc.machine import (
     MachineEvent,
     MessageReceived,
     MessagesSpoilt,
-    ReceiveBudget,
     ServerMachine,
     Status,
 )
@@ -58,10 +58,13 @@ PATH = "/a.B/C"
 class Pair:
     """A client's and a server's machine, and what each has heard."""
 
-    def __init__(self, limits: Limits = LIMITS, budget: int = 256 * MIB, *, handshake: bool = True) -> None:
-        self.budget = ReceiveBudget(budget)
-        self.server = ServerMachine(limits, self.budget)
-        self.client = ClientMachine(LIMITS, ReceiveBudget(budget), authority="h:1", scheme="http", user_agent="t")
+    def __init__(
+        self, limits: Limits = LIMITS, budget: int = 256 * MIB, *, unsent: int = 256 * MIB, handshake: bool = True
+    ) -> None:
+        self.budget = ByteBudget(budget)
+        self.unsent = ByteBudget(unsent)
+        self.server = ServerMachine(limits, self.budget, self.unsent)
+        self.client = ClientMachine(LIMITS, ByteBudget(budget), authority="h:1", scheme="http", user_agent="t")
         self.at_server: list[MachineEvent] = []
         self.at_client: list[MachineEvent] = []
         self.now = 0.0
@@ -76,6 +79,9 @@ class Pair:
             else:
                 self.at_client += self.client.receive_data(back, self.now)
             each()
+
+    def messages_at_client(self) -> list[bytes]:
+        return [e.payload for e in self.at_client if isinstance(e, MessageReceived)]
 
     def messages(self, stream_id: int) -> list[bytes]:
         return [e.payload for e in self.at_server if isinstance(e, MessageReceived) and e.stream_id == stream_id]
@@ -233,6 +239,36 @@ def test_output_is_handed_over_in_bounded_portions() -> None:
         assert len(portion) < 300_000
         pair.at_client += pair.client.receive_data(portion, 0.0)
     assert pair.at_client == [MessageReceived(stream_id, b"a" * (5 * MIB))]
+
+
+def test_answers_nobody_takes_are_held_up_to_a_limit() -> None:
+    pair = Pair(unsent=4 * MIB)
+    first, second = (pair.client.open_call(PATH, None) for _ in range(2))
+    pair.run()
+    for stream_id in (first, second):
+        pair.server.start(stream_id, b"id")
+    assert pair.server.send(first, b"a" * MIB)
+    assert not pair.server.send(second, b"a" * MIB), "one connection may use half"
+    assert pair.server.send(second, b"a" * 1_000)
+    pair.unsent.held += 3 * MIB  # what other connections may hold
+    assert not pair.server.send(second, b"a" * 100_000)
+    pair.unsent.held -= 3 * MIB
+    pair.run()
+    assert pair.messages_at_client() == [b"a" * 1_000, b"a" * MIB]
+    assert pair.unsent.held == 0
+    assert pair.server.send(second, b"a" * MIB)
+    pair.client.cancel(second)
+    pair.run()
+    assert pair.unsent.held == 0
+
+
+@pytest.mark.parametrize("receive", [64 * MIB, 26 * MIB, 25 * MIB, MIB, 100_000, 150])
+def test_windows_and_a_longest_message_fit_into_the_connection_together(receive: int) -> None:
+    limits = evolve(LIMITS, connection_receive_bytes=receive)
+    windows = limits.stream_window * limits.max_concurrent_streams
+    assert windows + limits.longest_message <= receive
+    assert 1 <= limits.stream_window <= 65_535
+    assert limits.longest_message >= min(25 * MIB, receive - 110_000, receive // 2 - 100)
 
 
 def test_goaway_ends_later_calls_as_unprocessed_and_lets_earlier_ones_finish() -> None:
@@ -421,7 +457,7 @@ def test_after_a_failure_nothing_is_taken_and_nothing_is_sent() -> None:
 
 
 def test_not_http2_at_all_is_a_failure() -> None:
-    server = ServerMachine(LIMITS, ReceiveBudget(MIB))
+    server = ServerMachine(LIMITS, ByteBudget(MIB))
     server.data_to_send()
     assert isinstance(server.receive_data(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n", 0.0)[-1], ConnectionFailed)
 
@@ -488,11 +524,11 @@ def test_no_sequence_of_frames_and_answers_breaks_the_server_machine(
     script: list[bytes | str], handshake: bool
 ) -> None:
     """Never an exception, never more held than allowed, and nothing left when the connection is dropped."""
-    budget = ReceiveBudget(20_000)
+    budget, unsent = ByteBudget(20_000), ByteBudget(300_000)
     limits = evolve(
         LIMITS, max_concurrent_streams=2, connection_receive_bytes=200_000, max_receive_message_bytes=150_000
     )
-    server = ServerMachine(limits, budget)
+    server = ServerMachine(limits, budget, unsent)
     client = h2.connection.H2Connection()
     client.initiate_connection()
     server.receive_data(client.data_to_send(), 0.0)
@@ -508,11 +544,11 @@ def test_no_sequence_of_frames_and_answers_breaks_the_server_machine(
         else:
             _act(server, step, ids[-1], held)
         assert 0 <= budget.held <= budget.limit
+        assert 0 <= unsent.held <= unsent.limit
         assert 0 <= server._committed <= limits.connection_receive_bytes
     server.data_to_send()
     server.drop_all()
-    assert budget.held == 0
-    assert server._committed == 0
+    assert (budget.held, unsent.held, server._committed) == (0, 0, 0)
 
 
 def _act(server: ServerMachine, act: str, stream_id: int, held: list[MessageReceived]) -> None:

@@ -202,6 +202,19 @@ async def test_the_receive_budget_ends_the_calls_that_do_not_fit() -> None:
                 assert not client.answers[stream_id].ended
 
 
+async def test_answers_that_are_not_taken_end_calls_before_they_fill_the_memory() -> None:
+    with trio.fail_after(30):
+        async with serving(Echo(lambda data: b"L" * 1_000_000), send_bytes=4_000_000) as server:
+            async with raw_client(server.port) as client:
+                client.h2.acknowledge_received_data = lambda *_: None  # type: ignore[method-assign]
+                first = await client.open(framed(b"x"))
+                await client.until(lambda: bool(client.answers[first].headers))
+                second = await client.open(framed(b"x"))
+                await client.until(lambda: bool(client.answers[second].headers))
+                third = await client.call(framed(b"x"))
+                assert (third.code, third.text) == (Code.UNAVAILABLE, "server is overloaded")
+
+
 async def _send_part(client: RawClient, promise: bytes) -> int:
     """50,000 bytes of a longer message."""
     await client.until(lambda: client.h2.outbound_flow_control_window > 65_535)

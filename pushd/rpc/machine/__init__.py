@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pushd.rpc.machine.budget import ReceiveBudget
+from pushd.rpc.machine.budget import ByteBudget
 from pushd.rpc.machine.client import ClientMachine
 from pushd.rpc.machine.endpoint import Limits
 from pushd.rpc.machine.events import (
@@ -21,6 +21,7 @@ from pushd.rpc.machine.headers import RawHeaders, Request, Status
 from pushd.rpc.machine.server import ServerMachine
 
 __all__ = [
+    "ByteBudget",
     "CallCancelled",
     "CallEnded",
     "CallOpened",
@@ -34,7 +35,6 @@ __all__ = [
     "MessageReceived",
     "MessagesSpoilt",
     "RawHeaders",
-    "ReceiveBudget",
     "Request",
     "ServerMachine",
     "Status",

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 
-class ReceiveBudget:
-    """Request bytes held at this moment over all connections of a server.
+class ByteBudget:
+    """Bytes held at this moment over all connections of a server, in one direction.
 
-    Bytes are counted when they arrive and given back when a handler takes the message or the call ends. Promised but
-    unsent bytes are not counted: a peer that fills the budget has to send what it fills it with.
+    Received bytes are counted when they arrive and given back when a handler takes the message or the call ends.
+    Announced bytes are not counted: a peer that fills the budget has to send what it fills it with.
     """
 
     __slots__ = ("held", "limit")
@@ -17,7 +17,7 @@ class ReceiveBudget:
         self.held = 0
 
     def __repr__(self) -> str:
-        return f"<ReceiveBudget {self.held} of {self.limit} bytes>"
+        return f"<ByteBudget {self.held} of {self.limit} bytes>"
 
     def take(self, size: int) -> bool:
         """Counts `size` bytes, or returns False when they do not fit."""

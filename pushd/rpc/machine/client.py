@@ -7,7 +7,7 @@ from h2.errors import ErrorCodes
 from hpack import NeverIndexedHeaderTuple
 
 from pushd.errors import Code
-from pushd.rpc.machine.budget import ReceiveBudget
+from pushd.rpc.machine.budget import ByteBudget
 from pushd.rpc.machine.endpoint import Endpoint, Limits, Stream
 from pushd.rpc.machine.events import CallEnded, GoAwayReceived, MachineEvent
 from pushd.rpc.machine.framing import Fault
@@ -43,7 +43,7 @@ class ClientMachine(Endpoint):
         user_agent: sent with every call.
     """
 
-    def __init__(self, limits: Limits, budget: ReceiveBudget, *, authority: str, scheme: str, user_agent: str) -> None:
+    def __init__(self, limits: Limits, budget: ByteBudget, *, authority: str, scheme: str, user_agent: str) -> None:
         super().__init__(limits, budget, client_side=True)
         self._handlers |= {
             h2e.ResponseReceived: self._response_received,

@@ -11,7 +11,8 @@ over all connections; what does not fit there ends its call. The connection-leve
 it is refilled as bytes arrive.
 
 How much waits to go out. Messages wait in their stream; they are handed to h2 only while less than a quarter of a
-megabyte waits for the socket and the peer's windows are open, one frame a stream in turn.
+megabyte waits for the socket and the peer's windows are open, one frame a stream in turn. What waits in streams counts
+against a second budget, of which one connection may use half: a peer that asks for much and reads nothing is told so.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from h2.errors import ErrorCodes
 from h2.exceptions import ProtocolError
 from h2.settings import SettingCodes
 
-from pushd.rpc.machine.budget import Patience, ReceiveBudget
+from pushd.rpc.machine.budget import ByteBudget, Patience
 from pushd.rpc.machine.events import ConnectionFailed, MachineEvent, MessageReceived, MessagesSpoilt
 from pushd.rpc.machine.framing import PREFIX_BYTES, Fault, FramingError, MessageDecoder, encode_message
 from pushd.rpc.machine.headers import RawHeaders
@@ -59,8 +60,10 @@ class Limits:
 
     @property
     def stream_window(self) -> int:
-        """Receive window every stream starts with; all streams' windows together leave half for long messages."""
-        return max(1, min(DEFAULT_WINDOW, self.connection_receive_bytes // (2 * self.max_concurrent_streams)))
+        """Receive window every stream starts with, so that all of them together leave room for a longest message."""
+        share = self.connection_receive_bytes // self.max_concurrent_streams
+        spare = (self.connection_receive_bytes - self.max_receive_message_bytes) // self.max_concurrent_streams
+        return max(1, min(DEFAULT_WINDOW, max(spare - PREFIX_BYTES, min(1_024, share // 2))))
 
     @property
     def longest_message(self) -> int:
@@ -83,6 +86,7 @@ class Stream:
         "remote_ended",
         "spoilt",
         "trailers",
+        "unsent",
         "window",
     )
 
@@ -96,6 +100,7 @@ class Stream:
         self.remote_ended = False
         self.spoilt = False
         self.outgoing: deque[memoryview] = deque()
+        self.unsent = 0  # bytes of `outgoing`
         self.trailers: RawHeaders | None = None  # to be sent after `outgoing`; empty: END_STREAM alone
         self.finished = False  # nothing more will be queued
 
@@ -108,9 +113,13 @@ class Endpoint:
     end a stream at any moment.
     """
 
-    def __init__(self, limits: Limits, budget: ReceiveBudget, *, client_side: bool) -> None:
+    def __init__(
+        self, limits: Limits, budget: ByteBudget, *, unsent: ByteBudget | None = None, client_side: bool
+    ) -> None:
         self._limits = limits
         self._budget = budget
+        self._unsent = unsent or ByteBudget(2**63)
+        self._unsent_here = 0
         self._window = limits.stream_window
         self._longest = limits.longest_message
         self._max_input = MAX_FRAME + FRAME_HEADER + limits.max_header_list_bytes
@@ -207,7 +216,7 @@ class Endpoint:
     def waiting_bytes(self, stream_id: int) -> int:
         """Bytes of this stream's messages that neither the socket nor the peer's window has taken yet."""
         stream = self._streams.get(stream_id)
-        return sum(map(len, stream.outgoing)) if stream is not None else 0
+        return stream.unsent if stream is not None else 0
 
     def progress(self, stream_id: int) -> int | None:
         """Bytes ever received on the stream; None when it waits for its turn, which is not the peer's fault."""
@@ -254,6 +263,7 @@ class Endpoint:
         self._committed -= stream.window + stream.held
         self._budget.give(stream.held)
         stream.held = 0
+        self._count_unsent(stream, -stream.unsent)
 
     def drop_all(self) -> None:
         """The socket is gone: forgets every stream, so that the budget gets back what was held."""
@@ -376,14 +386,25 @@ class Endpoint:
 
     # --- output
 
-    def _send(self, stream: Stream, payload: bytes) -> None:
+    def _send(self, stream: Stream, payload: bytes) -> bool:
+        """Queues a message; False when too much waits already, and nothing of it was queued."""
         data = encode_message(payload)
         if not stream.outgoing and len(data) <= self._room(stream):
             self._h2.send_data(stream.id, data)
             self._earn()
-            return
+            return True
+        unsent, size = self._unsent, len(data)
+        if self._unsent_here + size > unsent.limit // 2 or unsent.held + size > unsent.limit:
+            return False
+        self._count_unsent(stream, size)
         stream.outgoing.append(memoryview(data))
         self._blocked[stream.id] = stream
+        return True
+
+    def _count_unsent(self, stream: Stream, size: int) -> None:
+        stream.unsent += size
+        self._unsent_here += size
+        self._unsent.held += size
 
     def _room(self, stream: Stream) -> int:
         """How much of the stream's data h2 may be given now."""
@@ -427,6 +448,7 @@ class Endpoint:
             return False
         self._h2.send_data(stream.id, bytes(data[:size]))
         self._earn()
+        self._count_unsent(stream, -size)
         if size == len(data):
             stream.outgoing.popleft()
         else:

@@ -8,7 +8,7 @@ import h2.events as h2e
 from h2.errors import ErrorCodes
 
 from pushd.errors import Code
-from pushd.rpc.machine.budget import ReceiveBudget
+from pushd.rpc.machine.budget import ByteBudget
 from pushd.rpc.machine.encoder import PlainEncoder
 from pushd.rpc.machine.endpoint import Endpoint, Limits, Stream
 from pushd.rpc.machine.events import CallCancelled, CallOpened, HalfClosed, MachineEvent, MessagesSpoilt
@@ -29,8 +29,8 @@ class ServerMachine(Endpoint):
     streams may be open.
     """
 
-    def __init__(self, limits: Limits, budget: ReceiveBudget) -> None:
-        super().__init__(limits, budget, client_side=False)
+    def __init__(self, limits: Limits, budget: ByteBudget, unsent: ByteBudget | None = None) -> None:
+        super().__init__(limits, budget, unsent=unsent, client_side=False)
         self._h2.encoder = PlainEncoder()  # type: ignore[assignment]
         self._handlers |= {h2e.RequestReceived: self._request_received}
         self._running: set[int] = set()
@@ -54,11 +54,10 @@ class ServerMachine(Endpoint):
             self._started.add(stream_id)
             self._h2.send_headers(stream_id, [*_OPENING, (b"x-request-id", request_id)])
 
-    def send(self, stream_id: int, payload: bytes) -> None:
-        """Queues one response message; `start` came before."""
+    def send(self, stream_id: int, payload: bytes) -> bool:
+        """Queues one response message; `start` came before. False when too much waits for peers already."""
         stream = self._streams.get(stream_id)
-        if stream is not None and not self.closed:
-            self._send(stream, payload)
+        return stream is None or self.closed or self._send(stream, payload)
 
     def finish(self, stream_id: int, status: Status, request_id: bytes, *, http_status: int = 200) -> None:
         """Ends a call after everything queued.
