@@ -83,6 +83,7 @@ class Tasks:
         self._woken: set[str] = set()
         self._changed = anyio.Event()
         self._slept_for: int | None = None
+        self._running: int | None = None
 
     def handle(self, kind: str, handler: Handler, backoff: Backoff | None = None) -> None:
         """Register the code of a kind of task. Tasks without a handler wait in the file for one."""
@@ -91,6 +92,8 @@ class Tasks:
 
     def add(self, kind: str, payload: bytes = b"", *, due_ns: int | None = None, expires_ns: int | None = None) -> None:
         """Store a task, or bring the same one forward unless it is waiting out a failure.
+
+        While it runs, the same one again is a new one: it runs once more.
 
         Args:
             kind: the name its handler has; names that begin with "pushd." are the SDK's own.
@@ -102,8 +105,10 @@ class Tasks:
             self._db.execute(
                 """INSERT INTO task (kind, payload, due_ns, expires_ns) VALUES (:kind, :payload, :due, :expires)
                    ON CONFLICT (kind, payload) DO UPDATE SET revision = revision + 1,
-                     due_ns = CASE WHEN attempts = 0 THEN min(due_ns, :due) ELSE due_ns END""",
+                     due_ns = CASE WHEN id = :running THEN :due
+                                   WHEN attempts = 0 THEN min(due_ns, :due) ELSE due_ns END""",
                 {
+                    "running": self._running,
                     "kind": kind,
                     "payload": payload,
                     "due": self._now_ns() if due_ns is None else due_ns,
@@ -162,7 +167,11 @@ class Tasks:
         if task is None or (task.due_ns > self._now_ns() and task.id != self._slept_for):
             return False
         self._slept_for = None
-        await self._attempt(task)
+        self._running = task.id
+        try:
+            await self._attempt(task)
+        finally:
+            self._running = None
         return True
 
     async def _sleep(self) -> None:
