@@ -101,6 +101,8 @@ class Delivery:
     config: DeliveryConfig
     secret_hash: bytes = field(repr=False)
     """SHA-256 of the owner's secret: part of the guard of PUSH-046's delete (ruling 25)."""
+    server_ns: int = 0
+    """When the row was stored, by the database's clock; 0 for a push that no row stands behind."""
 
 
 @frozen

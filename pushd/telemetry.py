@@ -12,7 +12,8 @@ import sys
 from typing import Any
 
 import structlog
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
+from attrs import frozen
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, disable_created_metrics
 
 from pushd.core.tokens import Reason
 from pushd.model import Channel
@@ -20,6 +21,9 @@ from pushd.model import Channel
 disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for every counter that nobody reads
 
 SECONDS_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+# From a poll interval to an outage of half a day.
+AGE_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1_800, 7_200, 43_200)
+SWEEP_BUCKETS = (0.01, 0.1, 1, 10, 60, 600, 3_600)
 
 CHANNELS = tuple(channel.label for channel in Channel)
 DELIVERY_OUTCOMES = ("delivered", "failed", "rejected", "mismatch", "dead", "suppressed")
@@ -39,6 +43,15 @@ PUBLISH_REASONS = (
 STREAM_KINDS = ("bidi", "static")
 STREAM_FRAMES_SENT = ("started", "applied", "messages", "keepalive", "ping", "pong")
 STREAM_FRAMES_RECEIVED = ("update", "ping", "pong")
+FAILURE_KINDS = ("transient", "gone", "rejected", "mismatch", "terminal")
+TERM_ENDS = (
+    "stopped",
+    "ownership_lost",
+    "database_timeout",
+    "database_connection",
+    "database_invariant",
+    "database_other",
+)
 
 
 class StreamEnd(enum.StrEnum):
@@ -90,11 +103,24 @@ class Event(enum.StrEnum):
     KEY_SET_STALE = "key_set_stale"
 
 
+@frozen
+class Family:
+    """A row of the catalogue: one metric as `/metrics` names it."""
+
+    name: str
+    kind: str
+    labels: tuple[str, ...]
+    text: str
+
+
 class Metrics:
     """The metrics of one server, on a registry of its own so that tests can run several in one process."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        self.catalogue: list[Family] = []
+        """Every metric made here, in order; `docs/metrics.md` is printed from it."""
+        ProcessCollector(registry=self.registry)  # process_*: memory, processor time, open files
         self.info = self._gauge("xmtp_backend_info", "The running version; always 1.", ("version",))
         self.ready = self._gauge("xmtp_backend_ready", "1 while this instance serves, else 0.")
 
@@ -146,6 +172,8 @@ class Metrics:
             "xmtp_push_dispatcher", "1 while this instance holds the push dispatcher lock, else 0."
         )
 
+        self._make_push_metrics()
+
         self.boundary_advances = self._counter(
             "xmtp_boundary_advances", "Attempts to advance the closed allocation boundary.", ("result",)
         )
@@ -164,6 +192,68 @@ class Metrics:
         )
         for reason in PUBLISH_REASONS:
             self.publish_rejections.labels(reason)
+
+    def _make_push_metrics(self) -> None:
+        channel = ("channel",)
+        self.push_attempt_seconds = self._histogram(
+            "pushd_push_attempt_seconds", "One attempt, with credentials, lookup, connecting and the answer.", channel
+        )
+        self.push_permit_wait_seconds = self._histogram(
+            "pushd_push_permit_wait_seconds", "How long a delivery that was ready waited for a permit.", channel
+        )
+        self.push_age_seconds = self._histogram(
+            "pushd_push_age_seconds", "Age of the envelope when its push was delivered.", channel, AGE_BUCKETS
+        )
+        self.push_attempt_failures = self._counter(
+            "pushd_push_attempt_failures",
+            "Attempts that did not deliver, by what follows from the answer and by its reason.",
+            ("channel", "kind", "reason"),
+        )
+        self.push_retained = self._gauge(
+            "pushd_push_retained", "Deliveries held here that wait for an attempt or a retry, 10,000 at most."
+        )
+        self.push_in_flight = self._gauge(
+            "pushd_push_in_flight", "Attempts being made here, 256 a channel at most.", channel
+        )
+        self.push_terms_started = self._counter(
+            "pushd_push_terms_started", "Times this instance became the holder of the dispatcher lock."
+        )
+        self.push_terms_ended = self._counter(
+            "pushd_push_terms_ended", "Times this instance ceased to be the holder, by why.", ("reason",)
+        )
+        for reason in TERM_ENDS:
+            self.push_terms_ended.labels(reason)
+        self.push_sweeps = self._counter("pushd_push_sweeps", "Hourly deletions of expired recipients.", ("result",))
+        for result in ("ok", "error"):
+            self.push_sweeps.labels(result)
+        self.push_sweep_seconds = self._histogram(
+            "pushd_push_sweep_seconds", "Duration of a sweep.", buckets=SWEEP_BUCKETS
+        )
+        self.push_credential_age_seconds = self._gauge(
+            "pushd_push_credential_age_seconds",
+            "Age of the provider token (APNs) or OAuth token (FCM) in use; NaN while there is none.",
+            channel,
+        )
+        for label in CHANNELS:
+            for family in (self.push_attempt_seconds, self.push_permit_wait_seconds, self.push_age_seconds):
+                family.labels(label)
+            self.push_in_flight.labels(label)
+
+        # Read from the database when somebody asks; every instance reports the same.
+        self.database_up = self._gauge("pushd_database_up", "1 when the primary answered the last request for metrics.")
+        self.push_cursor_lag_rows = self._gauge(
+            "pushd_push_cursor_lag_rows", "Eligible envelopes above the stored cursor, counted up to 100,000."
+        )
+        self.push_cursor_lag_seconds = self._gauge(
+            "pushd_push_cursor_lag_seconds", "Age of the oldest eligible envelope above the stored cursor; 0 for none."
+        )
+        self.push_cursor_lag_sequences = self._gauge(
+            "pushd_push_cursor_lag_sequences",
+            "Distance from the stored cursor to the closed boundary, with the envelopes nobody is pushed.",
+        )
+        self.push_skipped_rows = self._gauge(
+            "pushd_push_skipped_rows", "Eligible envelopes that operators ever skipped with `pushd cursor skip`."
+        )
 
     def _make_stream_metrics(self) -> None:
         self.stream_sessions = self._gauge("xmtp_stream_sessions", "Open streams.", ("kind",))
@@ -207,14 +297,17 @@ class Metrics:
                 family.labels(value)
 
     def _counter(self, name: str, text: str, labels: tuple[str, ...] = ()) -> Counter:
+        self.catalogue.append(Family(f"{name}_total", "counter", labels, text))
         return Counter(name, text, labels, registry=self.registry)
 
     def _gauge(self, name: str, text: str, labels: tuple[str, ...] = ()) -> Gauge:
+        self.catalogue.append(Family(name, "gauge", labels, text))
         return Gauge(name, text, labels, registry=self.registry)
 
     def _histogram(
         self, name: str, text: str, labels: tuple[str, ...] = (), buckets: tuple[float, ...] = SECONDS_BUCKETS
     ) -> Histogram:
+        self.catalogue.append(Family(name, "histogram", labels, text))
         return Histogram(name, text, labels, buckets=buckets, registry=self.registry)
 
 

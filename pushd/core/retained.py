@@ -56,9 +56,9 @@ class State(enum.Enum):
 class Work:
     """One delivery on its way. Owned by `Retained`; others read `delivery` and `attempts`."""
 
-    __slots__ = ("all_gone", "attempts", "barred", "delivery", "host", "state", "window")
+    __slots__ = ("all_gone", "attempts", "barred", "delivery", "host", "ready_at", "state", "window")
 
-    def __init__(self, delivery: Delivery, window: Window, host: str) -> None:
+    def __init__(self, delivery: Delivery, window: Window, host: str, ready_at: float) -> None:
         self.delivery = delivery
         self.window = window
         self.host = host
@@ -67,6 +67,8 @@ class Work:
         self.all_gone = True
         self.barred = False
         """Its recipient was deleted while it was in flight: there will be no further attempt."""
+        self.ready_at = ready_at
+        """Since when it has been waiting for a permit, or when it last began to."""
         self.state = State.READY
 
     def __repr__(self) -> str:
@@ -217,11 +219,11 @@ class Retained:
         """Give back the places of one page that will not be admitted, or has been."""
         self._reserved -= self._bounds.page
 
-    def admit(self, windows: Windows, window: Window, deliveries: Sequence[Delivery]) -> int:
+    def admit(self, windows: Windows, window: Window, deliveries: Sequence[Delivery], now: float = 0.0) -> int:
         """Take as many of a page's deliveries as there is room for, in order, and say how many.
 
         A reservation does not keep retries out, so a page may find less room than it reserved; the caller reads the
-        rest again. Its reservation is released separately.
+        rest again. Its reservation is released separately. `now` is the clock of `wake`; it only dates the work.
         """
         count = 0 if self._is_discarded else min(len(deliveries), self._bounds.retained - self.waiting)
         windows.admit(window, count)
@@ -229,7 +231,7 @@ class Retained:
         lanes, by_recipient = self._lanes, self._by_recipient
         for delivery in deliveries if count == len(deliveries) else deliveries[:count]:
             config = delivery.config
-            work = Work(delivery, window, host_of(config.target) if config.channel is Channel.HTTP else "")
+            work = Work(delivery, window, host_of(config.target) if config.channel is Channel.HTTP else "", now)
             siblings = by_recipient.get(delivery.recipient_id)
             if siblings is None:
                 by_recipient[delivery.recipient_id] = {work}
@@ -303,7 +305,7 @@ class Retained:
             if work.state is not State.WAITING:
                 self._due_stale -= 1
                 continue
-            work.state = State.READY
+            work.state, work.ready_at = State.READY, now
             self._lanes[work.delivery.config.channel].put(work)
             channels.add(work.delivery.config.channel)
         return channels

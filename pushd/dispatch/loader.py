@@ -134,7 +134,7 @@ class Loader:
             self._rows = min(self._rows * 2, WINDOW_ROWS)
         deliveries = page.deliveries
         wanted = [delivery for place, delivery in enumerate(deliveries) if place not in own] if own else deliveries
-        admitted = self._retained.admit(self._windows, self._window, wanted)
+        admitted = self._retained.admit(self._windows, self._window, wanted, trio.current_time())
         end = len(deliveries)
         if admitted < len(wanted):  # retries took the room: the rest of the page is read again
             end = next(place for place, delivery in enumerate(deliveries) if delivery is wanted[admitted])

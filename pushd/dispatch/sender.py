@@ -17,6 +17,7 @@ import trio
 
 from pushd.core.retained import Retained, Work
 from pushd.core.retry import Result
+from pushd.dispatch.instruments import Instruments
 from pushd.dispatch.keeper import Trust
 from pushd.dispatch.tally import Tally
 from pushd.model import ATTEMPT_S, Channel, Delivery, DeliveryConfig, Outcome, Transient
@@ -65,6 +66,7 @@ class Sending:
         senders: the configured channels.
         retained: the work.
         tally: counts results.
+        instruments: measures attempts.
         reports: warns once a process.
         on_dead: told of each delivery whose provider named the token as dead.
         trust: whether the lock was proven recently enough to begin an attempt.
@@ -77,6 +79,7 @@ class Sending:
         senders: Mapping[Channel, ChannelSender],
         retained: Retained,
         tally: Tally,
+        instruments: Instruments,
         reports: Reports,
         *,
         on_dead: Callable[[Delivery], None],
@@ -87,6 +90,7 @@ class Sending:
         self._senders = senders
         self._retained = retained
         self._tally = tally
+        self._instruments = instruments
         self._reports = reports
         self._on_dead = on_dead
         self._trust = trust
@@ -155,9 +159,10 @@ class Sending:
                 # a deadline of its own, until one runs out of time and uses it up.
                 with trio.CancelScope() as limit:
                     while not limit.cancel_called:
-                        limit.deadline = trio.current_time() + ATTEMPT_S
+                        began = trio.current_time()
+                        limit.deadline = began + ATTEMPT_S
                         outcome = await self._attempt(sender, work)
-                        following = self._settle(work, channel, outcome)
+                        following = self._settle(work, channel, outcome, began)
                         if following is None:
                             return
                         work = following
@@ -166,7 +171,7 @@ class Sending:
                     self._tally.count(channel, Result.FAILED)
                 raise
             if limit.cancelled_caught:
-                following = self._settle(work, channel, Transient("timeout", 0.0))
+                following = self._settle(work, channel, Transient("timeout", 0.0), began)
 
     async def _attempt(self, sender: ChannelSender, work: Work) -> Outcome:
         try:
@@ -175,9 +180,11 @@ class Sending:
             self._reports.attempt_crashed(work.delivery.config.channel, error)
             return Transient("internal", 0.0)
 
-    def _settle(self, work: Work, channel: Channel, outcome: Outcome) -> Work | None:
+    def _settle(self, work: Work, channel: Channel, outcome: Outcome, began: float) -> Work | None:
         """Record an outcome, and take the attempt that gets the permit next."""
-        result = self._retained.settle(work, outcome, trio.current_time(), self._jitter())
+        now = trio.current_time()
+        self._instruments.attempted(work, channel, outcome, began, now)
+        result = self._retained.settle(work, outcome, now, self._jitter())
         if result is not None:
             self._tally.count(channel, result)
             if result is Result.DEAD:

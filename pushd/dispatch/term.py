@@ -26,6 +26,7 @@ from attrs import frozen
 from pushd.core.retained import Retained
 from pushd.core.window import Windows
 from pushd.dispatch.graves import Graves, GraveStore
+from pushd.dispatch.instruments import Instruments
 from pushd.dispatch.keeper import BEAT_S, Keeper, LockSession, Trust
 from pushd.dispatch.loader import Boundary, Loader, PageStore
 from pushd.dispatch.sender import ChannelSender, Reports, Sending
@@ -104,6 +105,7 @@ class _Dispatcher:
         self._stop = stop
         self._jitter = jitter
         self._tally = Tally(metrics)
+        self._instruments = Instruments(metrics)
         self._reports = Reports()
         self._log = get_logger()
         self._is_unreachable = False
@@ -120,6 +122,7 @@ class _Dispatcher:
     async def _campaign(self) -> None:
         started = trio.current_time()
         retained = Retained(self._settings.max_attempts)
+        self._instruments.watch(retained)
         trust = Trust()
         graves = Graves(self._store, self._metrics)
         async with trio.open_nursery() as burials:
@@ -129,6 +132,7 @@ class _Dispatcher:
                     self._senders,
                     retained,
                     self._tally,
+                    self._instruments,
                     self._reports,
                     on_dead=graves.note,
                     trust=trust,
@@ -192,6 +196,7 @@ class _Dispatcher:
 
         self._is_unreachable = False
         self._metrics.push_dispatcher.set(1)
+        self._metrics.push_terms_started.inc()
         self._log.info(Event.TERM_STARTED, cursor=windows.mark)
         try:
             async with trio.open_nursery() as loops:
@@ -224,6 +229,7 @@ class _Ending:
 
     def __init__(self, metrics: Metrics, log: Any) -> None:
         self._gauge = metrics.push_dispatcher
+        self._ended = metrics.push_terms_ended
         self._log = log
         self._reason = "stopped"
         self._discarded = 0
@@ -239,4 +245,5 @@ class _Ending:
     def tell(self, cursor: int) -> None:
         """The term is over."""
         self._gauge.set(0)
+        self._ended.labels(self._reason).inc()
         self._log.info(Event.TERM_ENDED, reason=self._reason, discarded=self._discarded, cursor=cursor)

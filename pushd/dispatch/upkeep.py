@@ -38,12 +38,17 @@ async def run_sweep(store: SweepStore, ttl_s: int, metrics: Metrics) -> None:
     expired = metrics.push_recipients.labels("expired")
     while True:
         total = 0
+        began = trio.current_time()
+        result = "error"
         try:
             while count := await store.delete_expired(ttl_s):
                 total += count
                 expired.inc(count)
+            result = "ok"
         except StoreError as error:
             log.warning(Event.SWEEP_FAILED, kind=error.kind)
+        metrics.push_sweeps.labels(result).inc()
+        metrics.push_sweep_seconds.observe(trio.current_time() - began)
         if total:
             log.info(Event.SWEPT, recipients=total)
         await trio.sleep(SWEEP_INTERVAL_S)

@@ -123,7 +123,7 @@ class PageReader:
             if row[skip] != sequence_id:
                 sequence_id, topic = row[skip], row[topic_at]
             recipient_id, config, secret_hash = shared
-            append(Delivery(sequence_id, topic, recipient_id, config, secret_hash))
+            append(Delivery(sequence_id, topic, recipient_id, config, secret_hash, row[topic_at + 1]))
             if row[hmac_at] is not None:
                 key = key_in_window(row[topic_at + 1], row[base_at], row[base_at + 1 :])
                 if key is not None:

@@ -149,8 +149,10 @@ async def test_page_cut_for_lack_of_room_is_read_again_from_the_cut_and_nothing_
     admitted: list[tuple[int, int]] = []
     real = Retained.admit
 
-    def watching(retained: Retained, windows: Windows, window: Window, deliveries: Sequence[Delivery]) -> int:
-        admitted.append((len(deliveries), real(retained, windows, window, deliveries)))
+    def watching(
+        retained: Retained, windows: Windows, window: Window, deliveries: Sequence[Delivery], now: float
+    ) -> int:
+        admitted.append((len(deliveries), real(retained, windows, window, deliveries, now)))
         return admitted[-1][1]
 
     monkeypatch.setattr(Retained, "admit", watching)
