@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -23,6 +21,7 @@ from pushd.store.database import DatabaseSettings, open_database
 from pushd.store.dispatch import DispatchStore
 from pushd.telemetry import Metrics
 from tests.bench.bench_fanout import ROWS, SUBSCRIBERS, dispatch, fill
+from tests.dispatch.holder_process import holder
 from tests.dispatch.memory import ManualBoundary, Provider
 from tests.dispatch.seed import Seed, eventually, target, topic
 
@@ -231,48 +230,6 @@ async def test_replica_that_lags_delays_pushes_and_deletions_and_loses_none(
     finally:
         with psycopg.connect(postgres, autocommit=True) as conn:
             conn.execute("DROP DATABASE lagging WITH (FORCE)")
-
-
-class Process:
-    """A dispatcher in a process of its own, and what it has said so far."""
-
-    def __init__(self, process: trio.Process) -> None:
-        self.process = process
-        self.lines: list[str] = []
-
-    def began(self) -> list[str]:
-        return [line[6:] for line in self.lines if line.startswith("begin ")]
-
-    def ended(self) -> list[str]:
-        return [line[4:] for line in self.lines if line.startswith("end ")]
-
-    async def read(self) -> None:
-        assert self.process.stdout is not None
-        buffer = b""
-        async for chunk in self.process.stdout:
-            *lines, buffer = (buffer + chunk).split(b"\n")
-            self.lines += [line.decode() for line in lines]
-
-    async def wait(self) -> None:
-        with trio.fail_after(60):
-            await self.process.wait()
-
-
-@asynccontextmanager
-async def holder(url: str, *, attempt_s: float = 0.0, grace_s: float = 30.0) -> AsyncIterator[Process]:
-    """A started holder; killed at the end if it still runs."""
-    argv = [sys.executable, "-m", "tests.dispatch.holder", url, str(attempt_s), str(grace_s), str(POLL_S)]
-    async with trio.open_nursery() as nursery:
-        started = Process(await trio.lowlevel.open_process(argv, stdout=subprocess.PIPE))
-        nursery.start_soon(started.read)
-        try:
-            await eventually(lambda: "ready" in started.lines)
-            yield started
-        finally:
-            if started.process.returncode is None:
-                started.process.kill()
-            with trio.CancelScope(shield=True):
-                await started.process.wait()
 
 
 def five_thousand(seed: Seed) -> None:
