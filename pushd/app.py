@@ -306,6 +306,7 @@ def rpc_settings(config: Config) -> RpcSettings:
     server, limits = config.server, config.limits
     return RpcSettings(
         max_concurrent_streams=limits.max_http2_streams,
+        max_request_bytes=limits.max_request_bytes,
         max_response_bytes=limits.max_response_bytes,
         max_header_list_bytes=server.max_header_list_bytes,
         max_connections=server.max_connections,
