@@ -114,7 +114,12 @@ class HttpsConnection:
 
 
 async def connect(
-    url: WebhookUrl, address: Address, context: ssl.SSLContext, *, tcp_deadline: float
+    url: WebhookUrl,
+    address: Address,
+    context: ssl.SSLContext,
+    *,
+    tcp_deadline: float,
+    turns: trio.CapacityLimiter,
 ) -> HttpsConnection:
     """Open a connection to `address` for requests to `url`'s host.
 
@@ -123,6 +128,7 @@ async def connect(
 
     Args:
         tcp_deadline: when to give up on the TCP connection, by Trio's clock.
+        turns: from `handshake_turns`, shared by all connections of a sender.
 
     Raises:
         OSError: no TCP connection, or not in time.
@@ -134,7 +140,7 @@ async def connect(
             await socket.connect((str(address), url.port))
         if waiting.cancelled_caught:
             raise OSError("no TCP connection in time")
-        stream = TlsStream(trio.SocketStream(socket), context, url.host)
+        stream = TlsStream(trio.SocketStream(socket), context, url.host, turns)
         await stream.do_handshake()
     except BaseException:
         socket.close()

@@ -16,6 +16,16 @@ import trio
 RECEIVE_BYTES = 16_384  # one TLS record
 
 
+def handshake_turns() -> trio.CapacityLimiter:
+    """What all handshakes of a sender share, so that a burst of them does not hold up everything else.
+
+    A step of a handshake is a millisecond or two of arithmetic. 256 of them in one turn of the scheduler, turn after
+    turn, delay every other task by seconds on a busy machine, the one that proves the dispatcher lock included. A
+    token is held from one turn to the next, so no turn has more steps than this.
+    """
+    return trio.CapacityLimiter(8)
+
+
 class TlsError(Exception):
     """The peer is not who it should be, or does not speak TLS as it should. The text says nothing of either."""
 
@@ -26,10 +36,18 @@ class TlsStream:
     Args:
         transport: connected, and owned by this object from now on.
         server_name: ASCII name or address that the certificate must carry.
+        turns: bounds the handshake steps of one turn of the scheduler, see `handshake_turns`.
     """
 
-    def __init__(self, transport: trio.SocketStream, context: ssl.SSLContext, server_name: str) -> None:
+    def __init__(
+        self,
+        transport: trio.SocketStream,
+        context: ssl.SSLContext,
+        server_name: str,
+        turns: trio.CapacityLimiter,
+    ) -> None:
         self._transport = transport
+        self._turns = turns
         self._incoming = ssl.MemoryBIO()
         self._outgoing = ssl.MemoryBIO()
         # Bytes at run time: text goes through an IDNA codec, which refuses names that resolve well (a_b.example).
@@ -45,7 +63,8 @@ class TlsStream:
         try:
             while True:
                 try:
-                    self._tls.do_handshake()
+                    async with self._turns:
+                        self._tls.do_handshake()
                 except ssl.SSLWantReadError:
                     await self._flush()
                     await self._receive()

@@ -21,7 +21,7 @@ from attrs import field, frozen
 
 from pushd.channels.https1 import HttpsConnection, connect
 from pushd.channels.resolver import Resolver
-from pushd.channels.tls_client import TlsError
+from pushd.channels.tls_client import TlsError, handshake_turns
 from pushd.core import webhook_answers
 from pushd.core.addresses import Address, in_connect_order, is_blocked
 from pushd.core.payloads import webhook_body
@@ -72,6 +72,7 @@ class WebhookSender:
         self._allow_private_addresses = allow_private_addresses
         self._wall_clock = wall_clock
         self._idle = _IdleConnections()
+        self._turns = handshake_turns()
 
     def __repr__(self) -> str:
         return f"WebhookSender(idle={len(self._idle)})"
@@ -134,7 +135,7 @@ class WebhookSender:
         for left, address in zip(reversed(range(len(candidates))), candidates, strict=True):
             try:
                 deadline = trio.current_time() + (CONNECT_S if left else ATTEMPT_S)
-                return await connect(url, address, self._tls, tcp_deadline=deadline)
+                return await connect(url, address, self._tls, tcp_deadline=deadline, turns=self._turns)
             except TlsError:
                 return webhook_answers.TLS_FAILED
             except OSError:
