@@ -10,12 +10,14 @@ accepted.
 from __future__ import annotations
 
 import enum
+import struct
 
 from attrs import field, frozen
 
 MLS_10 = 1  # ProtocolVersion, RFC 9420 §6
 PUBLIC_MESSAGE = 1  # WireFormat, RFC 9420 §17.2
 PRIVATE_MESSAGE = 2
+_PUBLIC_HEAD, _PRIVATE_HEAD = (struct.pack("!HH", MLS_10, wire) for wire in (PUBLIC_MESSAGE, PRIVATE_MESSAGE))
 
 
 class Malformed(ValueError):
@@ -28,6 +30,9 @@ class ContentType(enum.IntEnum):
     APPLICATION = 1
     PROPOSAL = 2
     COMMIT = 3
+
+
+_CONTENT_TYPES = {int(one): one for one in ContentType}  # a look-up; the enumeration's own takes five times as long
 
 
 class SenderType(enum.IntEnum):
@@ -66,23 +71,45 @@ class Reader:
         self.position = end
         return self._data[start:end]
 
+    def skip(self, size: int) -> None:
+        """Pass over the next `size` bytes."""
+        end = self.position + size
+        if end > self._end:
+            raise Malformed
+        self.position = end
+
+    def byte(self) -> int:
+        """An unsigned number of one byte."""
+        start = self.position
+        if start == self._end:
+            raise Malformed
+        self.position = start + 1
+        return self._data[start]
+
     def uint(self, size: int) -> int:
         """An unsigned number of `size` bytes."""
         return int.from_bytes(self.take(size), "big")
 
     def vector(self) -> bytes:
         """The content of an `opaque<V>`: its length in the variable-size integer of RFC 9420 §2.1.2."""
-        first = self.uint(1)
+        return self.take(self._length())
+
+    def skip_vector(self) -> None:
+        """Pass over an `opaque<V>`."""
+        self.skip(self._length())
+
+    def _length(self) -> int:
+        first = self.byte()
+        if first < 0x40:
+            return first
         size_class = first >> 6
         if size_class == 3:
             raise Malformed
-        length = first & 0x3F
-        if size_class:
-            more = (1 << size_class) - 1
-            length = length << (8 * more) | self.uint(more)
-            if length < (0x40 if size_class == 1 else 0x4000):  # a shorter prefix would have done (§2.1.2)
-                raise Malformed
-        return self.take(length)
+        more = (1 << size_class) - 1
+        length = (first & 0x3F) << (8 * more) | self.uint(more)
+        if length < (0x40 if size_class == 1 else 0x4000):  # a shorter prefix would have done (§2.1.2)
+            raise Malformed
+        return length
 
 
 @frozen
@@ -104,40 +131,39 @@ def read_framing(data: bytes) -> Framing:
         Malformed: not a public or private message of MLS 1.0.
     """
     reader = Reader(data)
-    if reader.uint(2) != MLS_10:
-        raise Malformed
-    wire_format = reader.uint(2)
-    if wire_format == PRIVATE_MESSAGE:
+    head = reader.take(4)
+    if head == _PRIVATE_HEAD:
         return _private_framing(reader)
-    if wire_format == PUBLIC_MESSAGE:
+    if head == _PUBLIC_HEAD:
         return _public_framing(reader)
     raise Malformed  # Welcome, GroupInfo and KeyPackage are not sent to a group
 
 
 def _private_framing(reader: Reader) -> Framing:
     group_id = reader.vector()
-    reader.take(8)  # epoch
+    reader.skip(8)  # epoch
     content_type = _content_type(reader)
-    for _ in ("authenticated_data", "encrypted_sender_data", "ciphertext"):
-        reader.vector()
+    reader.skip_vector()  # authenticated_data
+    reader.skip_vector()  # encrypted_sender_data
+    reader.skip_vector()  # ciphertext
     return Framing(group_id, content_type)
 
 
 def _public_framing(reader: Reader) -> Framing:
     group_id = reader.vector()
-    reader.take(8)  # epoch
+    reader.skip(8)  # epoch
     try:
-        sender = SenderType(reader.uint(1))
+        sender = SenderType(reader.byte())
     except ValueError:
         raise Malformed from None
     if sender in (SenderType.MEMBER, SenderType.EXTERNAL):
-        reader.take(4)  # leaf_index or sender_index
-    reader.vector()  # authenticated_data
+        reader.skip(4)  # leaf_index or sender_index
+    reader.skip_vector()  # authenticated_data
     return Framing(group_id, _content_type(reader))
 
 
 def _content_type(reader: Reader) -> ContentType:
-    try:
-        return ContentType(reader.uint(1))
-    except ValueError:
-        raise Malformed from None
+    content_type = _CONTENT_TYPES.get(reader.byte())
+    if content_type is None:
+        raise Malformed
+    return content_type
