@@ -32,18 +32,24 @@ LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     now_ns bigint := (extract(epoch FROM now()) * 1000000)::bigint * 1000;
     known bigint[];
+    known_created bigint[];
+    known_expires bigint[];
     ids bigint[];
     advanced bigint;
 BEGIN
     PERFORM pg_advisory_xact_lock(k) FROM unnest(lock_keys) AS k;
     PERFORM pg_advisory_xact_lock_shared(0, 2);
 
-    -- A scalar subquery rather than a join: a plan made while the table was empty could not turn into a scan later.
-    known := ARRAY(
-        SELECT (SELECT e.sequence_id FROM envelopes e WHERE e.topic = w.topic AND e.message_hash = w.hash)
-        FROM unnest(topics, hashes) WITH ORDINALITY AS w(topic, hash, n)
-        ORDER BY w.n
-    );
+    -- LIMIT 1 keeps the planner from joining: a plan made while the table was empty could not turn into a scan later.
+    -- Everything that is answered about a known envelope is read here, once: it may be pruned before the end.
+    SELECT
+        array_agg(e.sequence_id ORDER BY w.n), array_agg(e.server_ns ORDER BY w.n), array_agg(e.expiry_ns ORDER BY w.n)
+    INTO known, known_created, known_expires
+    FROM unnest(topics, hashes) WITH ORDINALITY AS w(topic, hash, n)
+    LEFT JOIN LATERAL (
+        SELECT s.sequence_id, s.server_ns, s.expiry_ns FROM envelopes s
+        WHERE s.topic = w.topic AND s.message_hash = w.hash LIMIT 1
+    ) AS e ON true;
 
     IF array_position(known, NULL) IS NOT NULL
         AND NOT EXISTS (SELECT FROM unnest(known, admissible) AS w(k, ok) WHERE w.k IS NULL AND NOT w.ok)
@@ -79,13 +85,11 @@ BEGIN
 
     RETURN QUERY
         SELECT w.i,
-            CASE WHEN w.k IS NULL THEN now_ns ELSE e.server_ns END,
-            CASE WHEN w.k IS NULL THEN now_ns + w.retention ELSE e.expiry_ns END,
+            CASE WHEN w.k IS NULL THEN now_ns ELSE w.created END,
+            CASE WHEN w.k IS NULL THEN now_ns + w.retention ELSE w.expires END,
             w.k IS NULL
-        FROM unnest(ids, known, retentions_ns) WITH ORDINALITY AS w(i, k, retention, n)
-        LEFT JOIN LATERAL (
-            SELECT s.server_ns, s.expiry_ns FROM envelopes s WHERE s.sequence_id = w.k LIMIT 1
-        ) AS e ON true
+        FROM unnest(ids, known, known_created, known_expires, retentions_ns) WITH ORDINALITY
+            AS w(i, k, created, expires, retention, n)
         ORDER BY w.n;
 END
 $$;

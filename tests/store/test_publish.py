@@ -92,6 +92,27 @@ async def test_what_is_stored_already_keeps_its_place_and_takes_no_id(
     assert admin.execute("SELECT last_value FROM envelope_sequence").fetchall() == [(3,)]
 
 
+async def test_a_duplicate_that_is_pruned_meanwhile_is_answered_as_it_was(
+    database: Database, admin: psycopg.Connection[Any], database_url: str
+) -> None:
+    [first] = await publish(database, envelope(1))
+    again: list[Placed | None] = []
+
+    async def run() -> None:
+        again.extend(await publish(database, envelope(1), envelope(2)))
+
+    with psycopg.connect(database_url) as blocker:
+        blocker.execute("LOCK TABLE topic_watermark IN EXCLUSIVE MODE")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(run)
+            await until_waiting(admin, "relation", 1)
+            admin.execute("DELETE FROM envelopes WHERE sequence_id = 1")
+            blocker.rollback()
+    assert first is not None
+    assert again[0] == Placed(first.meta, is_new=False)
+    assert ids(again) == [1, 2]
+
+
 async def test_the_same_hash_elsewhere_is_another_envelope(database: Database) -> None:
     assert ids(await publish(database, envelope(1, of=0), envelope(1, of=1))) == [1, 2]
 
@@ -193,6 +214,25 @@ async def test_topics_are_locked_in_ascending_order_of_their_keys(
             ).fetchall()
             assert locks == [(19, 0)]
             blocker.rollback()
+
+
+async def test_no_id_is_taken_before_the_barrier_is_granted(
+    database: Database, admin: psycopg.Connection[Any], database_url: str
+) -> None:
+    """The boundary's proof: while somebody closes it, a publish that has all its topics has taken nothing yet."""
+    with psycopg.connect(database_url) as closer:
+        closer.execute("SELECT pg_advisory_xact_lock(0, 2)")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(publish, database, envelope(1))
+            await until_waiting(admin, "advisory", 1)
+            [held] = admin.execute(
+                "SELECT objsubid, granted FROM pg_locks WHERE locktype = 'advisory' AND pid <> %s ORDER BY 1",
+                (closer.info.backend_pid,),
+            ).fetchall()[:1]
+            assert held == (1, True), "its topic"
+            assert admin.execute("SELECT is_called FROM envelope_sequence").fetchall() == [(False,)]
+            closer.rollback()
+    assert admin.execute("SELECT last_value, is_called FROM envelope_sequence").fetchall() == [(1, True)]
 
 
 async def test_twenty_publishes_of_a_thousand_topics_each_run_together(database: Database) -> None:
