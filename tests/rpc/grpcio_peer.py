@@ -1,6 +1,7 @@
 """grpcio in a process of its own; imports nothing of pushd.
 
 `client PORT [CA_PEM]` plays a list of scenarios against the echo server and prints one JSON object.
+`drain PORT` opens a stream and a slow call, and says what a drain does to them and to a new call.
 `server` serves an echo on a free port, prints it, and on each line of standard input does what the line says.
 """
 
@@ -75,6 +76,19 @@ def play(port: str, ca_pem: str | None) -> dict[str, Any]:
         return said
 
 
+def watch_drain(port: str) -> dict[str, Any]:
+    with channel_to(port, None) as channel:
+        stream = channel.unary_stream(ECHO + "HangStream")(message(b"x"), timeout=60)
+        next(stream)
+        slow = channel.unary_unary(ECHO + "Hang").future(message(b"slow"), timeout=60)
+        print("ready", flush=True)
+        said: dict[str, Any] = {"stream": outcome(lambda: next(stream))}
+        said["new"] = outcome(lambda: channel.unary_unary(ECHO + "Unary")(message(b"late"), timeout=60))
+        print("drained", flush=True)
+        said["slow"] = outcome(slow.result)
+        return said
+
+
 def reflect(channel: grpc.Channel) -> Any:
     from google.protobuf.descriptor_pool import DescriptorPool
     from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
@@ -135,5 +149,7 @@ def serve() -> None:
 if __name__ == "__main__":
     if sys.argv[1] == "client":
         print(json.dumps(play(sys.argv[2], sys.argv[3] if len(sys.argv) > 3 else None)))
+    elif sys.argv[1] == "drain":
+        print(json.dumps(watch_drain(sys.argv[2])))
     else:
         serve()

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+from functools import partial
+
 import trio
 from h2.errors import ErrorCodes
 
 from pushd.errors import Code
 from pushd.rpc.gen.grpc.health.v1 import health_pb2
 from pushd.rpc.health import Health
-from tests.rpc.harness import HANG, HANG_STREAM, framed, raw_client, serving
+from tests.rpc.harness import HANG, HANG_STREAM, eventually, framed, message, raw_client, serving
 
 CHECK = "/grpc.health.v1.Health/Check"
 WATCH = "/grpc.health.v1.Health/Watch"
@@ -82,6 +87,27 @@ async def test_a_deadline_that_moves_closer_counts() -> None:
             server.stop.request(trio.current_time())
             assert (await client.answer(running)).code == Code.UNAVAILABLE
             await server.ended.wait()
+
+
+async def test_grpcio_sees_its_running_call_finish_its_stream_end_and_its_new_call_fail() -> None:
+    with trio.fail_after(60):
+        async with serving() as server, trio.open_nursery() as nursery:
+            command = [sys.executable, "-m", "tests.rpc.grpcio_peer", "drain", str(server.port)]
+            peer = await nursery.start(partial(trio.run_process, command, stdout=subprocess.PIPE))
+            said = b""
+            async for piece in peer.stdout:
+                said += piece
+                if said == b"ready\n":
+                    await eventually(lambda: server.echo.hanging == 2)
+                    server.stop.request(trio.current_time() + 3_600)
+                elif said.endswith(b"drained\n"):
+                    assert not server.ended.is_set()
+                    server.echo.let_go.set()
+            await server.ended.wait()
+    result = json.loads(said.splitlines()[-1])
+    assert result["stream"] == ["UNAVAILABLE", "server is shutting down"]
+    assert result["new"][0] == "UNAVAILABLE"
+    assert result["slow"] == message(b"slow").hex()
 
 
 async def test_an_idle_server_stops_at_once_and_says_goodbye() -> None:

@@ -40,8 +40,7 @@ from pushd.rpc.machine import (
     ServerMachine,
     Status,
 )
-from pushd.rpc.machine.encoder import PlainEncoder
-from pushd.rpc.machine.framing import encode_message
+from tests.rpc.frames import frame, random_frames
 
 MIB = 2**20
 LIMITS = Limits(
@@ -474,45 +473,7 @@ def test_the_changed_parts_of_h2_are_where_they_are_expected() -> None:
 
 # --- an adversary
 
-_encoder = PlainEncoder()
-_HEADERS = [
-    (b":method", b"POST"),
-    (b":scheme", b"http"),
-    (b":path", b"/a.B/C"),
-    (b"te", b"trailers"),
-    (b"content-type", b"application/grpc"),
-]
-_block = st.sampled_from([_encoder.encode(_HEADERS), _encoder.encode(_HEADERS[1:]), b"\x82", b"\xff\xff", b""])
-_id = st.sampled_from([0, 1, 1, 1, 3, 3, 5, 7, 2, 2**31 - 1])
-_body = st.one_of(
-    st.binary(max_size=40),
-    st.just(encode_message(b"hello")),
-    st.just(b"\0\0\1\0\0" + b"x" * 100),
-    st.just(b"x" * 9_000),
-)
-
-
-def _frame(kind: int, flags: int, stream_id: int, payload: bytes) -> bytes:
-    return len(payload).to_bytes(3, "big") + bytes((kind, flags)) + stream_id.to_bytes(4, "big") + payload
-
-
-_u32 = st.sampled_from([0, 1, 2, 100, 16_384, 65_535, 2**31 - 1, 2**32 - 1]).map(lambda n: n.to_bytes(4, "big"))
-_setting = st.builds(lambda k, v: k.to_bytes(2, "big") + v, st.integers(0, 9), _u32)
-_headers_flags = st.sampled_from([0, 1, 4, 4, 5, 5, 0x0C, 0x24, 0xFF])
-_data_flags = st.sampled_from([0, 0, 1, 8, 9, 0xFF])
-_frames = st.one_of(
-    st.builds(_frame, st.sampled_from([1, 1, 1, 9]), _headers_flags, _id, _block),
-    st.builds(_frame, st.just(0), _data_flags, _id, _body),
-    st.builds(_frame, st.sampled_from([3, 8]), st.just(0), _id, _u32),  # RST_STREAM, WINDOW_UPDATE
-    st.builds(_frame, st.just(4), st.sampled_from([0, 1]), st.sampled_from([0, 0, 0, 1]), st.just(b"") | _setting),
-    st.builds(
-        _frame, st.just(6), st.sampled_from([0, 1]), st.sampled_from([0, 0, 1]), st.binary(min_size=8, max_size=8)
-    ),
-    st.builds(_frame, st.just(7), st.just(0), st.just(0), st.builds(lambda a, b: a + b, _u32, _u32)),  # GOAWAY
-    st.builds(_frame, st.just(2), st.just(0), _id, st.binary(min_size=5, max_size=5)),  # PRIORITY
-    st.builds(_frame, st.integers(0, 255), st.integers(0, 255), _id, st.binary(max_size=20)),
-    st.binary(max_size=30),
-)
+_frames = random_frames(b"/a.B/C")
 _acts = st.sampled_from(
     ["start", "send", "send large", "finish", "refuse", "release", "consume", "reset", "goaway", "write"]
 )
@@ -533,7 +494,7 @@ def test_no_sequence_of_frames_and_answers_breaks_the_server_machine(
     client.initiate_connection()
     server.receive_data(client.data_to_send(), 0.0)
     if handshake:
-        server.receive_data(_frame(4, 1, 0, b""), 0.0)
+        server.receive_data(frame(4, 1, 0, b""), 0.0)
     held: list[MessageReceived] = []
     ids: list[int] = [1]
     for number, step in enumerate(script):
