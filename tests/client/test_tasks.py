@@ -97,7 +97,9 @@ async def test_task_is_given_up_after_its_attempts_or_its_time(runner: Runner, c
     assert len(caplog.records) == 2
 
 
-async def test_broken_handler_takes_nothing_along_and_says_nothing_private(runner: Runner, caplog, autojump_clock) -> None:
+async def test_broken_handler_takes_nothing_along_and_says_nothing_private(
+    runner: Runner, caplog, autojump_clock
+) -> None:
     async def broken(payload: bytes) -> None:
         runner.note("broken", payload)
         raise ValueError("secret-in-a-text")
