@@ -27,7 +27,7 @@ from pushd.backend.query import QueryLimits
 from pushd.backend.streams import Streams, StreamSettings
 from pushd.backend.tailer import Tailer
 from pushd.channels.resolver import Resolver, ThreadResolver, check_webhook_url
-from pushd.channels.setup import configured_channels, open_channels
+from pushd.channels.setup import configured_channels, open_channels, watch_credentials
 from pushd.config import Address, Config
 from pushd.core.admission import PublishLimits, Retention
 from pushd.core.stream_updates import UpdateLimits
@@ -118,10 +118,12 @@ async def serve(
         ops = await _listen(stack, config.telemetry.metrics_listen, "telemetry.metrics_listen")
         tls = _tls(config)
         senders = await stack.enter_async_context(open_channels(config.push, resolver))
+        watch_credentials(senders, metrics)
         database = await stack.enter_async_context(open_prepared_database(config, data_dir, metrics))
         await check_database_clock(database, config)
         async with trio.open_nursery() as infra:
-            status = Status(database, metrics)
+            status = Status(database, metrics, senders.keys())
+            infra.start_soon(status.run)
             infra.start_soon(serve_ops, ops, status.pages())
             boundary = make_boundary(config, database, metrics)
             await infra.start(boundary.run)

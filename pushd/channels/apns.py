@@ -91,6 +91,10 @@ class ApnsSender:
         response = await self._client.request(request.origin, block, request.body, apns.BODY_WAIT_S)
         return apns.judge(response.status, response.body)
 
+    def credential_age_s(self) -> float:
+        """Seconds since the JWT in use was signed; NaN while there is none."""
+        return self._tokens.age_s
+
     def _header_block(self, request: ApnsRequest, jwt: str) -> bytes:
         key = (request.origin.authority, request.topic, request.push_type, request.priority)
         first, last = self._prepared.get(key) or self._prepare(*key)
@@ -126,6 +130,10 @@ class ApnsChannel:
         self._origin = origin
         self._bundle_id = bundle_id
         self._setup = SetupWatch(apns.LOOK_AT)
+
+    def credential_age_s(self) -> float:
+        """Seconds since the credential in use was made; NaN while there is none."""
+        return self._sender.credential_age_s()
 
     async def attempt(self, delivery: Delivery) -> Outcome:
         """One attempt at `delivery`, within 10 s."""

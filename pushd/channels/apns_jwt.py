@@ -75,6 +75,11 @@ class ProviderJwt:
         self._token, self._fresh_until = token, now + LIFETIME_S
         return token
 
+    @property
+    def age_s(self) -> float:
+        """Seconds since the JWT in use was signed; NaN while there is none."""
+        return math.nan if self._token is None else trio.current_time() - (self._fresh_until - LIFETIME_S)
+
     def drop(self, used: str) -> None:
         """Forget `used`, which APNs calls expired; a newer one stays (PUSH-061)."""
         if self._token == used:

@@ -80,6 +80,10 @@ class FcmSender:
         now = datetime.fromtimestamp(self._wall_clock_s(), UTC)
         return fcm.judge(response.status, response.body, parse_retry_after(response.header(b"retry-after"), now))
 
+    def credential_age_s(self) -> float:
+        """Seconds since the OAuth token in use was fetched; NaN while there is none."""
+        return self._tokens.age_s
+
     def _header_block(self, authority: str, token: str) -> bytes:
         prepared = self._prepared.get(authority) or self._prepare(authority)
         if self._bearer[0] != token:
@@ -107,6 +111,10 @@ class FcmChannel:
         self._sender = sender
         self._origin = origin
         self._setup = SetupWatch(fcm.LOOK_AT)
+
+    def credential_age_s(self) -> float:
+        """Seconds since the credential in use was made; NaN while there is none."""
+        return self._sender.credential_age_s()
 
     async def attempt(self, delivery: Delivery) -> Outcome:
         """One attempt at `delivery`, within 10 s."""

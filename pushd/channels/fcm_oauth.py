@@ -60,6 +60,7 @@ class AccessTokens:
         self._transport = transport
         self._wall_clock_s = wall_clock_s
         self._token: str | None = None
+        self._since = -math.inf
         self._fresh_until = -math.inf
         self._failing_until = -math.inf
         self._running: trio.Event | None = None
@@ -92,6 +93,11 @@ class AccessTokens:
                 self._exchanging.start_soon(self._refresh, self._running)
             await self._running.wait()
 
+    @property
+    def age_s(self) -> float:
+        """Seconds since the token in use was fetched; NaN while there is none."""
+        return math.nan if self._token is None else trio.current_time() - self._since
+
     def drop(self, used: str) -> None:
         """Forget `used`, which FCM refused; a newer one stays."""
         if self._token == used:
@@ -107,7 +113,8 @@ class AccessTokens:
             if token is None:
                 self._failing_until = now + _FAILURE_S
             else:
-                self._token, self._fresh_until = token.text, now + token.lifetime_s - _EARLY_S
+                self._token, self._since = token.text, now
+                self._fresh_until = now + token.lifetime_s - _EARLY_S
             self._running = None
             done.set()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import trio
 
@@ -18,12 +18,29 @@ from pushd.channels.webhook import WebhookChannel, open_webhook_sender
 from pushd.config import Push
 from pushd.errors import StartError
 from pushd.model import Channel, Delivery, Outcome
+from pushd.telemetry import Metrics
 
 
 class Sender(Protocol):
     """What every channel offers: one attempt at a delivery, within 10 s."""
 
     async def attempt(self, delivery: Delivery) -> Outcome: ...
+
+
+@runtime_checkable
+class HasCredential(Protocol):
+    """A sender that shows its provider a token of limited life."""
+
+    def credential_age_s(self) -> float:
+        """Seconds since the token in use was made; NaN while there is none."""
+        ...
+
+
+def watch_credentials(senders: Mapping[Channel, Sender], metrics: Metrics) -> None:
+    """Let `metrics` tell the ages of the credentials, read when somebody asks."""
+    for channel, sender in senders.items():
+        if isinstance(sender, HasCredential):
+            metrics.push_credential_age_seconds.labels(channel.label).set_function(sender.credential_age_s)
 
 
 def configured_channels(push: Push) -> frozenset[Channel]:

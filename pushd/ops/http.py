@@ -1,4 +1,4 @@
-"""The HTTP listener for operators: metrics and probes. One request a connection, GET and HEAD only.
+"""The HTTP listener for operators: metrics, probes and the status page. One request a connection, GET and HEAD only.
 
 It serves people and scrapers on a trusted address; it still bounds every request in size and time, because a port that
 is open is a port that somebody will talk to.
@@ -11,10 +11,6 @@ from collections.abc import Awaitable, Callable, Mapping
 import h11
 import trio
 from attrs import frozen
-from prometheus_client import generate_latest
-from prometheus_client.exposition import CONTENT_TYPE_LATEST
-
-from pushd.telemetry import Metrics
 
 REQUEST_S = 10.0  # from the first byte to the last of the answer
 MAX_CONNECTIONS = 64
@@ -30,15 +26,6 @@ class Page:
 
 
 Handler = Callable[[], Awaitable[Page]]
-
-
-def metrics_page(metrics: Metrics) -> Handler:
-    """The page of `/metrics`, in Prometheus' text format."""
-
-    async def page() -> Page:
-        return Page(generate_latest(metrics.registry), CONTENT_TYPE_LATEST)
-
-    return page
 
 
 async def serve_ops(listeners: list[trio.SocketListener], pages: Mapping[str, Handler]) -> None:
@@ -79,6 +66,9 @@ async def _answer(stream: trio.SocketStream, pages: Mapping[str, Handler]) -> No
         ("content-length", str(len(page.body))),
         ("cache-control", "no-store"),
         ("x-content-type-options", "nosniff"),
+        # The page has its style in it and needs nothing else; nobody may frame it or learn its address from a link.
+        ("content-security-policy", "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"),
+        ("referrer-policy", "no-referrer"),
         ("connection", "close"),
     ]
     data = connection.send(h11.Response(status_code=page.status, headers=headers)) or b""

@@ -10,12 +10,15 @@ import pytest
 import trio
 import trio.testing
 
-from pushd.ops.http import MAX_CONNECTIONS, REQUEST_S, Page, metrics_page, serve_ops
-from pushd.telemetry import Metrics
+from pushd.ops.http import MAX_CONNECTIONS, REQUEST_S, Page, serve_ops
 
 
 async def fine() -> Page:
     return Page(b"fine\n")
+
+
+async def large() -> Page:
+    return Page(b"x" * 1_000_000)
 
 
 async def not_ready() -> Page:
@@ -23,9 +26,9 @@ async def not_ready() -> Page:
 
 
 @asynccontextmanager
-async def ops_server(metrics: Metrics) -> AsyncIterator[int]:
+async def ops_server() -> AsyncIterator[int]:
     listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
-    pages = {"/metrics": metrics_page(metrics), "/healthz": fine, "/readyz": not_ready}
+    pages = {"/large": large, "/healthz": fine, "/readyz": not_ready}
     async with trio.open_nursery() as nursery:
         nursery.start_soon(serve_ops, listeners, pages)
         yield listeners[0].socket.getsockname()[1]
@@ -44,26 +47,32 @@ async def ops_server(metrics: Metrics) -> AsyncIterator[int]:
         ("POST", "/healthz", 405, b"only GET is served here\n"),
     ],
 )
-async def test_answers(metrics: Metrics, method: str, path: str, status: int, body: bytes) -> None:
-    async with ops_server(metrics) as port, httpx2.AsyncClient(trust_env=False) as client:
+async def test_answers(method: str, path: str, status: int, body: bytes) -> None:
+    async with ops_server() as port, httpx2.AsyncClient(trust_env=False) as client:
         response = await client.request(method, f"http://127.0.0.1:{port}{path}")
         assert (response.status_code, response.content) == (status, body)
 
 
-async def test_metrics_are_there_from_the_start(metrics: Metrics) -> None:
-    async with ops_server(metrics) as port, httpx2.AsyncClient(trust_env=False) as client:
-        text = (await client.get(f"http://127.0.0.1:{port}/metrics")).text
-    assert 'xmtp_push_deliveries_total{channel="apns",outcome="delivered"} 0.0' in text
-    assert 'xmtp_push_recipients_total{action="dead"} 0.0' in text
-    assert "xmtp_push_dispatcher 0.0" in text
+async def test_a_page_larger_than_any_buffer_arrives_whole() -> None:
+    async with ops_server() as port, httpx2.AsyncClient(trust_env=False) as client:
+        assert (await client.get(f"http://127.0.0.1:{port}/large")).content == b"x" * 1_000_000
+
+
+async def test_pages_load_nothing_and_are_framed_by_nobody() -> None:
+    async with ops_server() as port, httpx2.AsyncClient(trust_env=False) as client:
+        headers = (await client.get(f"http://127.0.0.1:{port}/healthz")).headers
+    assert headers["content-security-policy"] == (
+        "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"
+    )
+    assert headers["cache-control"] == "no-store"
 
 
 @pytest.mark.parametrize(
     "junk", [b"\x16\x03\x01", b"GET / HTTP/9\r\n\r\n", b"GET /" + b"x" * 20_000, b"\r\n" * 500, b""]
 )
-async def test_junk_costs_only_its_own_connection(metrics: Metrics, junk: bytes) -> None:
+async def test_junk_costs_only_its_own_connection(junk: bytes) -> None:
     with trio.fail_after(30):
-        async with ops_server(metrics) as port:
+        async with ops_server() as port:
             async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
                 try:
                     await stream.send_all(junk)
@@ -76,11 +85,9 @@ async def test_junk_costs_only_its_own_connection(metrics: Metrics, junk: bytes)
                 assert (await client.get(f"http://127.0.0.1:{port}/healthz")).status_code == 200
 
 
-async def test_silent_connections_are_bounded_in_number_and_time(
-    metrics: Metrics, autojump_clock: trio.testing.MockClock
-) -> None:
+async def test_silent_connections_are_bounded_in_number_and_time(autojump_clock: trio.testing.MockClock) -> None:
     autojump_clock.autojump_threshold = 0.2  # real sockets: let them settle before time jumps
-    async with ops_server(metrics) as port:
+    async with ops_server() as port:
         start = trio.current_time()
         streams = [await trio.open_tcp_stream("127.0.0.1", port) for _ in range(MAX_CONNECTIONS)]
         await trio.testing.wait_all_tasks_blocked(0.1)
