@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import ssl
 from collections.abc import Awaitable, Callable
@@ -13,6 +14,10 @@ from attrs import define, field, frozen
 import pushd
 from pushd.errors import Code
 from pushd.rpc.machine import ByteBudget, CallEnded, ClientMachine, Limits, MachineEvent, MessageReceived, RawHeaders
+
+# hpack writes every header into its debug log, `authorization` included. An app that turns on all of its logs must not
+# find a token in them.
+logging.getLogger("hpack").setLevel(logging.INFO)
 
 QUIET_S = 10.0  # an unused connection is closed, a used one is pinged, and given up after another such time
 _LIMITS = Limits(
