@@ -91,11 +91,24 @@ def migrate(*, config: ConfigFile = None, data_dir: DataDir = DEFAULT_DATA_DIR) 
 
 
 @app.command(name="check-config")
-def check_config(file: Path | None = None, /, *, json: Json = False) -> int:
-    """Say what is wrong or doubtful in a configuration, one finding a line, without starting anything."""
-    from pushd.ops.check_config import run_check_config
+def check_config(
+    file: Path | None = None,
+    /,
+    *,
+    json: Json = False,
+    online: Annotated[bool, Parameter(negative="", help="Ask the database and the providers too.")] = False,
+) -> int:
+    """Say what is wrong or doubtful in a configuration, one finding a line; exit 1 when something is wrong.
 
-    return run_check_config(file, json=json)
+    Starts and changes nothing. With --online it connects to the database and asks APNs and FCM about a token that
+    belongs to no device, which shows whether they accept the credentials.
+    """
+    from pushd.ops.check_config import run_check_config
+    from pushd.ops.online import check_online
+
+    return run_check_config(
+        file, json=json, online=(lambda config: _run(partial(check_online, config))) if online else None
+    )
 
 
 @app.command(name="config-schema")

@@ -1,4 +1,4 @@
-"""`pushd check-config`: what is wrong or doubtful in a configuration, without a connection to anything.
+"""`pushd check-config`: what is wrong or doubtful in a configuration, without a connection to anything (see `online`).
 
 Errors are what stops `pushd serve`, found by the same code, and files that cannot be used. Warnings are settings that
 start and then disappoint; each is a mistake operators of push servers have really made. Notes say what else the
@@ -13,14 +13,14 @@ import os
 import ssl
 import stat
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from attrs import asdict, frozen
 
 from pushd.config.finding import Finding, Severity
 from pushd.config.keys import Apns, Config
-from pushd.config.load import Examined, examine
+from pushd.config.load import Examined, examine, load_config
 from pushd.config.printed import schema_text
 from pushd.model import ATTEMPT_S
 
@@ -44,9 +44,16 @@ class _Advice:
     mend: str
 
 
-def run_check_config(path: Path | None, *, json: bool = False) -> int:
-    """Print the findings on `path` (else PUSHD_CONFIG, else the defaults); the exit code is 1 if one is an error."""
+def run_check_config(
+    path: Path | None, *, json: bool = False, online: Callable[[Config], list[Finding]] | None = None
+) -> int:
+    """Print the findings on `path` (else PUSHD_CONFIG, else the defaults); the exit code is 1 if one is an error.
+
+    `online` finds out more once the configuration itself is right.
+    """
     findings = check_config(path, os.environ)
+    if online is not None and not any(finding.severity is Severity.ERROR for finding in findings):
+        findings += online(load_config(path, os.environ))
     print(as_json(findings) if json else as_text(findings))
     return int(any(finding.severity is Severity.ERROR for finding in findings))
 
