@@ -20,6 +20,13 @@ from pushd.store.operations import COUNTED_ROWS, DispatchStatus
 from pushd.telemetry import CHANNELS, DELIVERY_OUTCOMES
 
 REFRESH_S = 10
+FOLLOWS = {
+    "transient": "tried again",
+    "gone": "tried again; deleted if it answers so each time",
+    "rejected": "given up, recipient kept",
+    "mismatch": "given up, recipient kept: the token is another app's or environment's",
+    "terminal": "recipient deleted",
+}
 NAMES = {"apns": "APNs", "fcm": "FCM", "http": "HTTPS webhooks"}
 SENT = ("delivered", "suppressed")
 LOST = tuple(outcome for outcome in DELIVERY_OUTCOMES if outcome not in SENT)
@@ -75,7 +82,7 @@ def render(view: View, *, refreshes: bool) -> str:
 {_header(view)}
 <section class="tiles">{_holder(view)}{_lag(view)}{_work(view)}{_edge(view)}</section>
 <h2>Deliveries of this instance in the last {_duration(max(view.recent.span_s, 1.0))}</h2>
-<section class="cards">{"".join(_channel(view, label) for label in CHANNELS)}</section>
+{_channels(view)}
 <h2>Attempts that did not deliver</h2>
 {_failures(view)}
 <footer class="soft"><span>{drawn_at}</span>{pause}<a href="/metrics">metrics</a><a href="/healthz">alive?</a>\
@@ -142,13 +149,21 @@ def _edge(view: View) -> str:
     )
 
 
+def _channels(view: View) -> str:
+    """A card for each channel that is configured, or that counted something all the same."""
+    counted = {channel for (channel, _), count in view.recent.readings[-1].deliveries.items() if count}
+    shown = [label for label in CHANNELS if label in view.channels or label in counted]
+    others = ", ".join(NAMES[label] for label in CHANNELS if label not in view.channels)
+    cards = "".join(_channel(view, label) for label in shown)
+    return f'<section class="cards">{cards}</section>' + (
+        f'<p class="soft">Not configured: {others}.</p>' if others else ""
+    )
+
+
 def _channel(view: View, label: str) -> str:
     recent, name = view.recent, NAMES[label]
     since_start = recent.readings[-1].deliveries
     lately = {outcome: recent.ended(label, outcome) for outcome in DELIVERY_OUTCOMES}
-    is_idle = not any(since_start.get((label, outcome)) for outcome in DELIVERY_OUTCOMES)
-    if label not in view.channels and is_idle:
-        return f'<div class="card"><div class="row"><h3>{name}</h3><small>not configured</small></div></div>'
     sent, lost = ({outcome: lately[outcome] for outcome in group} for group in (SENT, LOST))
     most_sent, most_lost = (max(map(sum, zip(*group.values(), strict=True)), default=0) for group in (sent, lost))
     rows = "".join(
@@ -166,7 +181,8 @@ def _channel(view: View, label: str) -> str:
 <div class="axis"><span>delivered, at most {_count(most_sent)} in 10 s</span><span>now</span></div>
 <div class="lost">{bars(lost, slots=STEPS, height=30, label=f"{name}: not delivered, each 10 seconds")}</div>
 <div class="axis"><span>not delivered, at most {_count(most_lost)} in 10 s</span><span>now</span></div>
-<table><thead><tr><th>outcome</th><th class="number">recently</th><th class="number">since the start</th></tr></thead>
+<table class="outcomes">
+<thead><tr><th>outcome</th><th class="number">lately</th><th class="number">since the start</th></tr></thead>
 <tbody>{rows}</tbody></table>
 </div>"""
 
@@ -185,12 +201,12 @@ def _failures(view: View) -> str:
     if not failures:
         return '<div class="card"><p class="soft">None in this time.</p></div>'
     rows = "".join(
-        f"<tr><td>{NAMES[channel]}</td><td>{escape(kind)}</td><td>{escape(reason)}</td>"
+        f"<tr><td>{NAMES[channel]}</td><td>{escape(reason)}</td><td>{kind}: {FOLLOWS[kind]}</td>"
         f'<td class="number">{_count(count)}</td><td class="number">{_ago(ago_s)}</td></tr>'
         for (channel, kind, reason), count, ago_s in failures
     )
     return (
-        '<div class="card"><table id="failures"><thead><tr><th>channel</th><th>what follows</th><th>reason</th>'
+        '<div class="card wide"><table id="failures"><thead><tr><th>channel</th><th>reason</th><th>what follows</th>'
         f'<th class="number">attempts</th><th class="number">last</th></tr></thead><tbody>{rows}</tbody></table></div>'
     )
 

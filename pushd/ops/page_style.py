@@ -24,17 +24,19 @@ h3 { font-size: 15px; margin: 0; }
 .tile, .card { background: var(--card); border: 1px solid var(--line); border-radius: 10px; padding: 14px 16px; }
 .tile p, .card p { margin: 0; }
 .big { font-size: 26px; font-weight: 600; letter-spacing: -.02em; font-variant-numeric: tabular-nums; }
-.tile .big { overflow-wrap: anywhere; font-size: 22px; }
+.tile .big { overflow-wrap: anywhere; font-size: 20px; }
+.tile h3 { font-weight: 400; }
 .row { display: flex; justify-content: space-between; align-items: baseline; gap: 12px; }
 .plot { display: block; width: 100%; margin-top: 8px; }
+.wide { overflow-x: auto; }
 .plot .ground { stroke: var(--line); fill: none; }
 .plot .delivered { fill: var(--delivered); } .plot .suppressed { fill: var(--suppressed); }
 .plot .failed { fill: var(--failed); } .plot .rejected { fill: var(--rejected); }
 .plot .mismatch { fill: var(--mismatch); } .plot .dead { fill: var(--dead); }
-.sent { height: 68px; } .lost { height: 30px; }
+.sent .plot { height: 68px; } .lost .plot { height: 30px; }
 .axis { display: flex; justify-content: space-between; color: var(--soft); font-size: 12px; margin-top: 3px; }
 table { width: 100%; border-collapse: collapse; font-variant-numeric: tabular-nums; }
-.card table { margin-top: 12px; }
+.card .outcomes { margin-top: 12px; }
 th { text-align: left; font-weight: 400; color: var(--soft); font-size: 13px; }
 thead th { border-bottom: 1px solid var(--line); padding-bottom: 4px; }
 td, th { padding: 3px 0 3px 14px; } td:first-child, th:first-child { padding-left: 0; }
