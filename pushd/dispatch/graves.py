@@ -1,13 +1,13 @@
 """Deletes recipients whose provider named the token as dead, apart from the sending (PUSH-046).
 
-An attempt that learns of a dead token only notes it here, so that a slow primary holds no permit. What fails is counted
-as nothing and forgotten: the next push to that recipient brings the same answer.
+An attempt that learns of a dead token only notes it here, so that a slow primary holds no permit. What fails is
+forgotten: the next push to that recipient brings the same answer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import trio
 
@@ -19,6 +19,9 @@ from pushd.telemetry import Event, Metrics, get_logger
 
 BATCH = 50  # recipients a statement; their subscriptions go with them, some hundreds each
 STATEMENT_S = 10.0
+
+
+Drop: TypeAlias = Callable[[bytes, DeliveryConfig, bytes], None]
 
 
 class GraveStore(Protocol):
@@ -57,7 +60,7 @@ class Graves:
         self._is_closed = True
         self._changed.set()
 
-    async def run(self, drop: Callable[[bytes, DeliveryConfig, bytes], None]) -> None:
+    async def run(self, drop: Drop) -> None:
         """Delete what is noted, until closed; `drop` forgets and counts the pending work of a deleted recipient."""
         while True:
             while self._pending:
@@ -70,20 +73,33 @@ class Graves:
             self._changed = trio.Event()
             await self._changed.wait()
 
-    async def _delete(self, batch: Sequence[Grave], drop: Callable[[bytes, DeliveryConfig, bytes], None]) -> None:
+    async def _delete(self, batch: Sequence[Grave], drop: Drop) -> None:
+        """Delete one batch; on failure forget it, and when the primary is away all that is noted.
+
+        Whoever waits for `run` to return waits for a few seconds at most.
+        """
         try:
-            with trio.fail_after(STATEMENT_S):
-                deleted = await self._store.delete_dead(batch)
+            await self._delete_now(batch, drop)
         except StoreTimeout:
-            if len(batch) == 1:
+            if len(batch) > 1:  # one of them may have very many subscriptions: the others need not wait for it
+                await self._delete_singly(batch, drop)
+            else:
                 self._log.warning(Event.DEAD_DELETE_FAILED, recipients=1)
-                return
-            for grave in batch:  # one of them has very many subscriptions; the others need not wait for it again
-                await self._delete([grave], drop)
-            return
         except (StoreError, trio.TooSlowError):
-            self._log.warning(Event.DEAD_DELETE_FAILED, recipients=len(batch))
-            return
+            self._log.warning(Event.DEAD_DELETE_FAILED, recipients=len(batch) + len(self._pending))
+            self._pending.clear()
+
+    async def _delete_singly(self, batch: Sequence[Grave], drop: Drop) -> None:
+        for done, grave in enumerate(batch):
+            try:
+                await self._delete_now([grave], drop)
+            except (StoreError, trio.TooSlowError):
+                self._log.warning(Event.DEAD_DELETE_FAILED, recipients=len(batch) - done)
+                return
+
+    async def _delete_now(self, batch: Sequence[Grave], drop: Drop) -> None:
+        with trio.fail_after(STATEMENT_S):
+            deleted = await self._store.delete_dead(batch)
         for grave in deleted:
             self._deleted.inc()
             drop(grave.recipient_id, grave.config, grave.secret_hash)

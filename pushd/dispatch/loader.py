@@ -107,7 +107,7 @@ class Loader:
         await self._sending.wait_room()
         self._retained.reserve()
         try:
-            page = await reader.read(self._request, self._rows)
+            page = await reader.read(self._request, self._rows if self._window is None else WINDOW_ROWS)
             if not self._request.is_current(page.boundary):
                 await trio.sleep(self._poll_interval_s)
                 return

@@ -529,6 +529,24 @@ async def test_final_mark_waits_out_the_interval_if_the_deadline_allows(
     assert len(store.writes) == 2
 
 
+async def test_session_does_not_fall_silent_while_the_final_mark_waits_for_a_long_interval(
+    autojump_clock: object,
+) -> None:
+    store = MemoryStore()
+    store.simple(2)
+    store.boundary = 1
+    async with dispatching(store, {APNS: Provider()}, poll_interval_s=30.0) as run:
+        await until(lambda: store.cursor == 1)
+        store.boundary = 2
+        run.boundary.advance(2)
+        await until(lambda: run.counts() == {"delivered": 2})
+        await run.stopped(60)
+    assert [mark for _, mark in store.writes] == [1, 2]
+    assert store.writes[1][0] - store.writes[0][0] >= 30
+    times = [time for time, name in store.calls if name in {"probe", "move_cursor"}]
+    assert max(later - earlier for earlier, later in itertools.pairwise(times)) <= 1.01
+
+
 async def test_refused_cursor_write_ends_the_term(autojump_clock: object) -> None:
     store = MemoryStore()
     store.simple(2)
