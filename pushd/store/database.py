@@ -44,6 +44,7 @@ ROLLBACK_S = 2.0  # clean-up after a failed block; past it the connection is thr
 CANCEL_S = 1.0  # a cancel request; past it the connection is cut
 WAIT_INTERVAL_S = 0.1  # how often the driver looks up while it waits for the socket; its own default
 EAGER_CHUNKS = 64  # reads of up to 16 KiB without giving others a turn: about 3 ms
+TRANSACTION_TIMEOUT_VERSION = 170_000  # the first PostgreSQL that has the setting
 CONNECT_S = 10  # one connection attempt, the same bound as a provider's
 
 Params = Mapping[str, Any] | Sequence[Any] | None
@@ -358,7 +359,14 @@ class Database:
         timeout_ms = self._settings.statement_timeout_ms
 
         async def configure(conn: psycopg.AsyncConnection[Any]) -> None:
-            await conn.execute(f"SET statement_timeout = {timeout_ms:d}")
+            # READ COMMITTED is what statements that look again behind a lock rest on, whatever a database's default is.
+            await conn.execute(
+                f"SET statement_timeout = {timeout_ms:d}; SET default_transaction_isolation = 'read committed'"
+            )
+            # Between a statement's end and its commit, statement_timeout has no say. A client that stops just there
+            # must not keep its locks. Pooled sessions run transactions of one statement, so twice its time is plenty.
+            if conn.info.server_version >= TRANSACTION_TIMEOUT_VERSION:
+                await conn.execute(f"SET transaction_timeout = {min(2 * timeout_ms, 2**31 - 1):d}")
 
         pool: AsyncConnectionPool[Any] = AsyncConnectionPool(
             self._conninfo(purpose, replica=replica),

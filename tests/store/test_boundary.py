@@ -158,6 +158,21 @@ async def test_a_publisher_stuck_in_its_statement_frees_the_barrier_when_the_sta
         assert closed == 1, "the id was taken and lost"
 
 
+async def test_a_publisher_that_stops_between_its_statement_and_the_commit_frees_the_barrier(
+    database: Database, database_url: str, metrics: Metrics
+) -> None:
+    """Its statement is over, so no statement's time-out ends it; a stopped process looks just like this."""
+    async with open_database(DatabaseSettings(database_url, statement_timeout_ms=200), metrics) as stopped:
+        async with stopped.primary() as connection:
+            await connection.execute("BEGIN")
+            await connection.execute("SELECT pg_advisory_xact_lock_shared(0, 2), nextval('envelope_sequence')")
+            assert await advance(database) is None
+            with trio.fail_after(10):
+                while await advance(database) is None:
+                    pass
+            assert await stored(database) == 1
+
+
 async def test_the_boundary_is_not_written_when_nothing_was_taken(
     database: Database, admin: psycopg.Connection[Any]
 ) -> None:

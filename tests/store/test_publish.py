@@ -197,6 +197,16 @@ async def test_a_concurrent_duplicate_is_found_behind_the_lock(
     assert placed == [[1], [1]]
 
 
+async def test_a_default_isolation_that_is_stricter_changes_nothing(
+    database_url: str, metrics: Metrics, admin: psycopg.Connection[Any]
+) -> None:
+    """With one snapshot for the whole transaction the look-up behind the lock would miss what the lock waited for."""
+    name = admin.info.dbname
+    admin.execute(f"ALTER DATABASE {name} SET default_transaction_isolation = 'repeatable read'")
+    async with open_database(DatabaseSettings(database_url), metrics) as database:
+        await test_a_concurrent_duplicate_is_found_behind_the_lock(database, admin, database_url)
+
+
 async def test_topics_are_locked_in_ascending_order_of_their_keys(
     database: Database, admin: psycopg.Connection[Any], database_url: str
 ) -> None:
