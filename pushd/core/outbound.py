@@ -88,8 +88,8 @@ class Outbound:
 
     @property
     def wants_page(self) -> bool:
-        """Whether so little waits that a fetched page may follow."""
-        return self._bytes < FRAME_BYTES
+        """Whether so little waits that a page may be fetched: less than half of what a page can be."""
+        return self._bytes < FRAME_BYTES // 2
 
     def put(self, frame: Frame, now: float) -> bool:
         """Queue a frame; False, and nothing is queued, when there is no room."""

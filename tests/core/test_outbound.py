@@ -121,8 +121,8 @@ def test_long_lists_of_targets_count() -> None:
     assert not outbound.put(Applied(2, targets), 0.0)
 
 
-@pytest.mark.parametrize(("size", "wants"), [(FRAME_BYTES - 1, True), (FRAME_BYTES, False)])
-def test_a_page_is_wanted_while_less_than_a_frame_waits(size: int, wants: bool) -> None:
+@pytest.mark.parametrize(("size", "wants"), [(2**20 - 1, True), (2**20, False)])
+def test_a_page_is_wanted_while_less_than_half_a_frame_waits(size: int, wants: bool) -> None:
     outbound = Outbound()
     outbound.put_live(bytes(size), 0.0)
     assert outbound.wants_page is wants

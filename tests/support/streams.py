@@ -23,9 +23,9 @@ from pushd.core.topics import topic_lock_key
 from pushd.rpc.client import Channel, ClientCall, open_channel
 from pushd.rpc.gen.xmtp.backend.v1 import subscription_pb2 as wire
 from pushd.rpc.gen.xmtp.backend.v1.types_pb2 import Cursor, ServerEnvelope, Topic, TopicQuery
+from pushd.rpc.server import serve_rpc
 from pushd.rpc.services.subscription import FrameRates, SubscriptionService
 from pushd.rpc.settings import RpcSettings
-from pushd.rpc.server import serve_rpc
 from pushd.rpc.translate_stream import encode_envelope
 from pushd.stop import StopSignal
 from pushd.store.boundary import advance_boundary
@@ -39,6 +39,9 @@ from tests.support.envelopes import group_envelope
 DYNAMIC = "/xmtp.backend.v1.SubscriptionService/Subscribe"
 STATIC = "/xmtp.backend.v1.SubscriptionService/SubscribeStatic"
 POLL_S = 0.01
+DEFAULTS = StreamSettings()
+RATES = FrameRates()
+QUIET = RpcSettings(log_calls=False)
 
 
 def topic(number: int) -> bytes:
@@ -196,9 +199,9 @@ async def streaming(
     database: Database,
     metrics: Metrics,
     *,
-    settings: StreamSettings = StreamSettings(),
-    rates: FrameRates = FrameRates(),
-    rpc: RpcSettings = RpcSettings(log_calls=False),
+    settings: StreamSettings = DEFAULTS,
+    rates: FrameRates = RATES,
+    rpc: RpcSettings = QUIET,
     poll_s: float = POLL_S,
     barrier_wait_ms: int = 20,
     max_gap_ranges: int = 10_000,
