@@ -270,6 +270,33 @@ def test_windows_and_a_longest_message_fit_into_the_connection_together(receive:
     assert limits.longest_message >= min(25 * MIB, receive - 110_000, receive // 2 - 100)
 
 
+def test_a_status_too_long_for_one_frame_is_continued() -> None:
+    pair = Pair()
+    pair.client._h2.decoder.max_header_list_size = 2**20
+    stream_id = pair.client.open_call(PATH, None)
+    pair.run()
+    details = bytes(range(256)) * 200
+    pair.server.finish(stream_id, Status(Code.INTERNAL, "text", details), b"id")
+    pair.client._max_input = 2**20
+    pair.run()
+    assert pair.at_client == [CallEnded(stream_id, Status(Code.INTERNAL, "text", details))]
+
+
+def test_h2_keeps_its_books_of_what_is_written_past_it() -> None:
+    pair = Pair()
+    stream_id = pair.client.open_call(PATH, None)
+    pair.client.half_close(stream_id)
+    pair.run()
+    before = pair.server._h2.outbound_flow_control_window
+    pair.server.start(stream_id, b"id")
+    pair.server.send(stream_id, b"a" * 995)
+    assert pair.server._h2.outbound_flow_control_window == before - 1_000
+    assert pair.server._h2.local_flow_control_window(stream_id) == 65_535 - 1_000
+    pair.server.finish(stream_id, Status(Code.OK), b"id")
+    assert pair.server._h2.streams[stream_id].closed
+    assert pair.server._h2.open_inbound_streams == 0
+
+
 def test_goaway_ends_later_calls_as_unprocessed_and_lets_earlier_ones_finish() -> None:
     pair = Pair()
     early = pair.client.open_call(PATH, None)

@@ -1,8 +1,8 @@
 """A header encoder without memory, for the server's few and short response headers.
 
-hpack's encoder spends a quarter of the server's time per call on its table, for headers that are either constant or
-never repeated. Literals without indexing (RFC 7541 §6.2.2) can be prepared once and joined. The first block says that
-our dynamic table has size 0, so no later wish of the peer about its size needs an answer.
+hpack's encoder spends its time on its table, for headers that are either constant or never repeated. Literals without
+indexing (RFC 7541 §6.2.2) can be prepared once and joined. The first block says that our dynamic table has size 0, so
+no later wish of the peer about its size needs an answer.
 """
 
 from __future__ import annotations
@@ -14,10 +14,9 @@ _TABLE_SIZE_0 = b"\x20"
 
 
 class PlainEncoder:
-    """Stands in for `hpack.Encoder` in an h2 connection."""
+    """Encodes the header blocks of one connection."""
 
     def __init__(self) -> None:
-        self.header_table_size = 0  # h2 sets it from the peer's SETTINGS; 0 suits every peer
         self._prefix = _TABLE_SIZE_0
 
     def encode(self, headers: Iterable[tuple[bytes, bytes]]) -> bytes:

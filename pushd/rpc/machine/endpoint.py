@@ -390,7 +390,7 @@ class Endpoint:
         """Queues a message; False when too much waits already, and nothing of it was queued."""
         data = encode_message(payload)
         if not stream.outgoing and len(data) <= self._room(stream):
-            self._h2.send_data(stream.id, data)
+            self._h2.send_frame(stream.id, data)
             self._earn()
             return True
         unsent, size = self._unsent, len(data)
@@ -446,7 +446,7 @@ class Endpoint:
         size = min(self._room(stream), len(data))
         if size <= 0:
             return False
-        self._h2.send_data(stream.id, bytes(data[:size]))
+        self._h2.send_frame(stream.id, bytes(data[:size]))
         self._earn()
         self._count_unsent(stream, -size)
         if size == len(data):

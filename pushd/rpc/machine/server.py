@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import h2.events as h2e
 from h2.errors import ErrorCodes
 
@@ -31,7 +29,7 @@ class ServerMachine(Endpoint):
 
     def __init__(self, limits: Limits, budget: ByteBudget, unsent: ByteBudget | None = None) -> None:
         super().__init__(limits, budget, unsent=unsent, client_side=False)
-        self._h2.encoder = PlainEncoder()  # type: ignore[assignment]
+        self._encoder = PlainEncoder()
         self._handlers |= {h2e.RequestReceived: self._request_received}
         self._running: set[int] = set()
         self._started: set[int] = set()
@@ -52,7 +50,7 @@ class ServerMachine(Endpoint):
         """Sends the response headers of a call."""
         if stream_id in self._streams and not self.closed:
             self._started.add(stream_id)
-            self._h2.send_headers(stream_id, [*_OPENING, (b"x-request-id", request_id)])
+            self._h2.send_block(stream_id, self._encoder.encode([*_OPENING, (b"x-request-id", request_id)]))
 
     def send(self, stream_id: int, payload: bytes) -> bool:
         """Queues one response message; `start` came before. False when too much waits for peers already."""
@@ -125,8 +123,7 @@ class ServerMachine(Endpoint):
     # --- output
 
     def _end(self, stream: Stream) -> None:
-        trailers: Any = stream.trailers
-        self._h2.send_headers(stream.id, trailers, end_stream=True)
+        self._h2.send_block(stream.id, self._encoder.encode(stream.trailers or []), end_stream=True)
         self._earn()
         if not stream.remote_ended:
             # The answer is complete; RFC 9113 §8.1 lets us tell the peer to stop sending its request.
