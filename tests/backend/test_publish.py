@@ -319,6 +319,28 @@ async def test_a_publish_that_takes_too_long_has_a_status_of_its_own(
     assert len(await backend.publish(group_envelope())) == 1
 
 
+async def test_parsing_a_long_request_gives_others_their_turns_and_is_bounded(
+    database: Database, metrics: Metrics, admin: psycopg.Connection[Any]
+) -> None:
+    """Half a million empty envelopes are a megabyte on the wire, and seconds of parsing."""
+    backend = Backend(database, metrics, max_duration_ms=100)
+    turns = 0
+
+    async def count_turns() -> None:
+        nonlocal turns
+        while True:
+            await trio.sleep(0.001)
+            turns += 1
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(count_turns)
+        refused = await backend.refused(*[ClientEnvelope()] * 500_000)
+        nursery.cancel_scope.cancel(reason="counted")
+    assert refused == Refused(Code.DEADLINE_EXCEEDED, "publish timed out")
+    assert turns >= 5
+    assert rows(admin) == 0
+
+
 async def test_duplicates_ask_for_no_maintenance(backend: Backend) -> None:
     envelope = group_envelope()
     await backend.publish(envelope)

@@ -21,7 +21,7 @@ class PublishService(PublishServiceServicer):
     async def Publish(self, input_message: wire.PublishRequest) -> wire.PublishResponse:
         """Store all envelopes of the request or none (PUSH-030, PUSH-031, PUSH-032)."""
         now_s = int(time.time())
-        answer = await self._publisher.publish([offer_from(envelope, now_s) for envelope in input_message.envelopes])
+        answer = await self._publisher.publish(offer_from(envelope, now_s) for envelope in input_message.envelopes)
         if isinstance(answer, PublishRefusal):
             raise error_from(answer)
         response = wire.PublishResponse()
