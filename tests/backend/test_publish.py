@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from pushd.backend.publish import Publisher, PublishSettings
 from pushd.backend.query import QueryLimits
-from pushd.core.admission import PublishLimits, Retention
+from pushd.core.admission import Offer, PublishLimits, Retention
 from pushd.errors import Code, StatusError
 from pushd.rpc.gen.google.rpc.status_pb2 import Status
 from pushd.rpc.gen.xmtp.backend.v1.publish_pb2 import PublishError, PublishRequest
@@ -35,6 +35,7 @@ from pushd.rpc.gen.xmtp.backend.v1.types_pb2 import (
 )
 from pushd.rpc.services.publish import PublishService
 from pushd.rpc.services.query import QueryService
+from pushd.rpc.translate_publish import offer_from
 from pushd.store.database import Database, DatabaseSettings, open_database
 from pushd.telemetry import Metrics
 from tests.support.envelopes import (
@@ -320,11 +321,18 @@ async def test_a_publish_that_takes_too_long_has_a_status_of_its_own(
 
 
 async def test_parsing_a_long_request_gives_others_their_turns_and_is_bounded(
-    database: Database, metrics: Metrics, admin: psycopg.Connection[Any]
+    database: Database, metrics: Metrics, admin: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Half a million empty envelopes are a megabyte on the wire, and seconds of parsing."""
     backend = Backend(database, metrics, max_duration_ms=100)
-    turns = 0
+    turns = parsed = 0
+
+    def count_parsed(envelope: ClientEnvelope, now_s: int) -> Offer:
+        nonlocal parsed
+        parsed += 1
+        return offer_from(envelope, now_s)
+
+    monkeypatch.setattr("pushd.rpc.services.publish.offer_from", count_parsed)
 
     async def count_turns() -> None:
         nonlocal turns
@@ -338,6 +346,7 @@ async def test_parsing_a_long_request_gives_others_their_turns_and_is_bounded(
         nursery.cancel_scope.cancel(reason="counted")
     assert refused == Refused(Code.DEADLINE_EXCEEDED, "publish timed out")
     assert turns >= 5
+    assert 0 < parsed < 500_000
     assert rows(admin) == 0
 
 
