@@ -10,14 +10,14 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 
-import anyio
 from attrs import field, frozen
 
 from pushd.client import groups, settings, uploads
 from pushd.client.backend import Backend
+from pushd.client.background import background_tasks
 from pushd.client.database import open_database
 from pushd.client.errors import UnknownConversation
-from pushd.client.grpc_backend import GrpcBackend, read_address
+from pushd.client.grpc_backend import open_backend, read_address
 from pushd.client.notifications import TASK, Notifications
 from pushd.client.tasks import Tasks
 from pushd.client.values import Consent, GroupKind, NotificationConfig, NotificationState, Override, RecipientState
@@ -70,9 +70,10 @@ async def open_client(
         ValueError: the address is none of the above, or in clear without permission.
         UnusableFile: the file is another installation's, or a newer version's.
     """
-    backend = GrpcBackend(read_address(address, ssl_context, allow_plaintext=allow_plaintext), token)
-    async with backend, open_with_backend(path, backend, installation_key=installation_key, runner=runner) as client:
-        yield client
+    where = read_address(address, ssl_context, allow_plaintext=allow_plaintext)
+    async with open_backend(where, token) as backend:
+        async with open_with_backend(path, backend, installation_key=installation_key, runner=runner) as client:
+            yield client
 
 
 @contextlib.asynccontextmanager
@@ -87,11 +88,10 @@ async def open_with_backend(
     """`open_client` over any implementation of `Backend` and any wall clock: for tests of an app."""
     with open_database(Path(path), installation_key) as db:
         client = Client(db, backend, now_ns, runner=runner)
-        async with anyio.create_task_group() as running:
+        async with background_tasks() as running:
             if runner:
                 running.start_soon(client.tasks.run)
             yield client
-            running.cancel_scope.cancel()
 
 
 class Client:

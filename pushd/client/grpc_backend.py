@@ -12,17 +12,18 @@ import contextlib
 import ipaddress
 import logging
 import ssl
-from collections.abc import Awaitable, Callable
-from types import TracebackType
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import Protocol, Self, TypeVar
 from urllib.parse import urlsplit
 
 import anyio
-from anyio.abc import ByteStream
+from anyio.abc import ByteStream, TaskGroup
 from anyio.streams.tls import TLSAttribute
 from attrs import frozen
 from google.protobuf.message import DecodeError, Message
 
+from pushd.client.background import background_tasks
 from pushd.client.connection import LOSSES, Connection, Line
 from pushd.client.errors import CallFailed
 from pushd.errors import Code
@@ -86,30 +87,27 @@ def _is_this_machine(host: str) -> bool:
         return False
 
 
-class GrpcBackend:
-    """`Backend` over the network. An asynchronous context manager: its connections live inside the block.
+@asynccontextmanager
+async def open_backend(address: Address, token: Token | None = None) -> AsyncIterator[GrpcBackend]:
+    """`Backend` over the network; its connections live inside the block, and none is made before the first call.
 
     Args:
         address: from `read_address`.
         token: called before each call for a bearer token, or None.
     """
+    async with background_tasks() as running:
+        yield GrpcBackend(running, address, token)
 
-    def __init__(self, address: Address, token: Token | None = None) -> None:
+
+class GrpcBackend:
+    """Made by `open_backend`."""
+
+    def __init__(self, running: TaskGroup, address: Address, token: Token | None) -> None:
+        self._running = running
         self._address = address
         self._token = token
-        self._running = anyio.create_task_group()
         self._control = Line(self._connect)
         self._messages = Line(self._connect)
-
-    async def __aenter__(self) -> Self:
-        await self._running.__aenter__()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> bool | None:
-        self._running.cancel_scope.cancel()
-        return await self._running.__aexit__(kind, exc, traceback)
 
     async def register(self, request: notification_pb2.RegisterRequest) -> notification_pb2.RecipientState:
         path = "/xmtp.backend.v1.NotificationService/Register"

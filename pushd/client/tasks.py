@@ -144,6 +144,7 @@ class Tasks:
                    ON CONFLICT (kind, payload) DO UPDATE SET due_ns = :now""",
                 {"kind": kind, "now": now},
             )
+        self._changed.set()
 
     def wake(self, kind: str) -> None:
         """Run the tasks of a kind soon, except those that wait out a failure. Writes nothing and cannot fail.

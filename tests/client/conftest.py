@@ -13,6 +13,20 @@ from tests.client.rig import Rig, open_rig
 from tests.client.worlds import MemoryWorld, ServerAddress, World, server_process, server_world
 
 
+def _make_database(postgres: str, name: str) -> str:
+    with psycopg.connect(postgres, autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name} TEMPLATE migrated STRATEGY file_copy")
+    return postgres.replace("/postgres?", f"/{name}?")
+
+
+@pytest.fixture
+def own_database(postgres: str) -> Iterator[str]:
+    """URL, as a configuration takes it, of a database for a server of the test's own."""
+    yield _make_database(postgres, "client_own")
+    with psycopg.connect(postgres, autocommit=True) as connection:
+        connection.execute("DROP DATABASE client_own WITH (FORCE)")
+
+
 @pytest.fixture(scope="session")
 def start_server(postgres: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[int], ServerAddress]]:
     """Starts one server per topic limit, on first use."""
@@ -22,9 +36,7 @@ def start_server(postgres: str, tmp_path_factory: pytest.TempPathFactory) -> Ite
         def start(max_topics: int) -> ServerAddress:
             if max_topics not in started:
                 name = f"client_{max_topics}"
-                with psycopg.connect(postgres, autocommit=True) as connection:
-                    connection.execute(f"CREATE DATABASE {name} TEMPLATE migrated STRATEGY file_copy")
-                url = postgres.replace("/postgres?", f"/{name}?")
+                url = _make_database(postgres, name)
                 folder = tmp_path_factory.mktemp(name)
                 started[max_topics] = stack.enter_context(server_process(url, folder, max_topics))
             return started[max_topics]

@@ -14,7 +14,7 @@ import trustme
 from pushd.client import CallFailed, Failed, NotificationsDelayed, NotificationsStopped, connection
 from pushd.client.client import Client
 from pushd.client.database import open_database
-from pushd.client.grpc_backend import Address, GrpcBackend, read_address
+from pushd.client.grpc_backend import Address, GrpcBackend, open_backend, read_address
 from pushd.errors import Code
 from pushd.rpc.gen.xmtp.backend.v1 import notification_pb2 as wire
 from pushd.rpc.gen.xmtp.backend.v1 import publish_pb2, query_pb2
@@ -40,7 +40,7 @@ async def failure(backend: GrpcBackend) -> Code:
 
 
 async def test_answer_is_read_and_connections_are_kept_by_purpose() -> None:
-    async with running_peer(GOOD) as peer, GrpcBackend(address(peer.port)) as backend:
+    async with running_peer(GOOD) as peer, open_backend(address(peer.port)) as backend:
         for _ in range(3):
             assert await backend.register(REGISTER) == STATE
         assert peer.connections == 1
@@ -57,7 +57,7 @@ async def test_answer_is_read_and_connections_are_kept_by_purpose() -> None:
 @pytest.mark.parametrize("code", [code for code in Code if code is not Code.OK])
 async def test_status_of_the_backend_arrives_without_its_text(code: Code) -> None:
     answer = Answer(code.value, SECRET.encode())
-    async with running_peer(answer) as peer, GrpcBackend(address(peer.port)) as backend:
+    async with running_peer(answer) as peer, open_backend(address(peer.port)) as backend:
         assert await failure(backend) is code
 
 
@@ -78,14 +78,14 @@ async def test_status_of_the_backend_arrives_without_its_text(code: Code) -> Non
     ],
 )
 async def test_what_is_not_the_backends_word_is_tried_again(reaction: Reaction, code: Code) -> None:
-    async with running_peer(reaction) as peer, GrpcBackend(address(peer.port)) as backend:
+    async with running_peer(reaction) as peer, open_backend(address(peer.port)) as backend:
         assert await failure(backend) is code
 
 
 @pytest.mark.parametrize("first", ["refuse", "goaway"])
 async def test_call_the_server_has_not_seen_is_made_again_once(first: str) -> None:
     reactions: list[Reaction] = [first, GOOD]
-    async with running_peer(lambda path: reactions.pop(0)) as peer, GrpcBackend(address(peer.port)) as backend:
+    async with running_peer(lambda path: reactions.pop(0)) as peer, open_backend(address(peer.port)) as backend:
         assert await backend.register(REGISTER) == STATE
         assert len(peer.requests) == 2
         assert peer.connections == (2 if first == "goaway" else 1)
@@ -93,7 +93,7 @@ async def test_call_the_server_has_not_seen_is_made_again_once(first: str) -> No
 
 async def test_lost_connection_ends_calls_at_once_and_is_replaced() -> None:
     reactions: list[Reaction] = ["cut", GOOD]
-    async with running_peer(lambda path: reactions.pop(0)) as peer, GrpcBackend(address(peer.port)) as backend:
+    async with running_peer(lambda path: reactions.pop(0)) as peer, open_backend(address(peer.port)) as backend:
         assert await failure(backend) is Code.UNAVAILABLE
         assert await backend.register(REGISTER) == STATE
         assert peer.connections == 2
@@ -104,13 +104,13 @@ async def test_nobody_listening_is_unavailable(caplog) -> None:
     with trio.socket.socket() as closed:
         await closed.bind(("127.0.0.1", 0))
         port = closed.getsockname()[1]
-        async with GrpcBackend(address(port)) as backend:
+        async with open_backend(address(port)) as backend:
             assert await failure(backend) is Code.UNAVAILABLE
     assert str(port) not in caplog.text
 
 
 async def test_deadline_of_the_caller_is_sent_along_and_frees_the_stream() -> None:
-    async with running_peer("silent") as peer, GrpcBackend(address(peer.port)) as backend:
+    async with running_peer("silent") as peer, open_backend(address(peer.port)) as backend:
         with trio.move_on_after(0.2) as scope:
             await backend.register(REGISTER)
         assert scope.cancelled_caught
@@ -124,18 +124,18 @@ async def test_deadline_of_the_caller_is_sent_along_and_frees_the_stream() -> No
 
 async def test_silent_server_is_pinged_and_one_that_is_dead_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "QUIET_S", 0.1)
-    async with running_peer("silent") as peer, GrpcBackend(address(peer.port)) as backend:
+    async with running_peer("silent") as peer, open_backend(address(peer.port)) as backend:
         with trio.move_on_after(1):
             await backend.register(REGISTER)
         assert peer.pings >= 3  # alive, if slow: the call may go on
         assert peer.connections == 1
-    async with running_peer("silent", answer_pings=False) as peer, GrpcBackend(address(peer.port)) as backend:
+    async with running_peer("silent", answer_pings=False) as peer, open_backend(address(peer.port)) as backend:
         assert await failure(backend) is Code.UNAVAILABLE
 
 
 async def test_unused_connection_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "QUIET_S", 0.05)
-    async with running_peer(GOOD) as peer, GrpcBackend(address(peer.port)) as backend:
+    async with running_peer(GOOD) as peer, open_backend(address(peer.port)) as backend:
         await backend.register(REGISTER)
         with trio.fail_after(30):
             await peer.idle.wait()
@@ -150,7 +150,7 @@ async def test_more_calls_than_the_server_allows_wait_for_their_turn() -> None:
         nonlocal running, peak
         await backend.register(REGISTER)
 
-    async with running_peer(GOOD) as peer, GrpcBackend(address(peer.port)) as backend:
+    async with running_peer(GOOD) as peer, open_backend(address(peer.port)) as backend:
         with trio.fail_after(30):
             async with trio.open_nursery() as nursery:
                 for _ in range(400):  # four times the streams h2 allows by default
@@ -161,7 +161,7 @@ async def test_more_calls_than_the_server_allows_wait_for_their_turn() -> None:
 
 async def test_stalled_network_is_left_by_the_deadline_and_found_again() -> None:
     async with running_peer(GOOD) as peer, running_proxy(peer.port) as proxy:
-        async with GrpcBackend(address(proxy.port)) as backend:
+        async with open_backend(address(proxy.port)) as backend:
             await backend.register(REGISTER)
             proxy.stall()
             with trio.move_on_after(0.1) as scope:
@@ -185,7 +185,7 @@ async def test_token_is_asked_for_before_each_call() -> None:
         await trio.lowlevel.checkpoint()
         return next(tokens)
 
-    async with running_peer(GOOD) as peer, GrpcBackend(address(peer.port), token) as backend:
+    async with running_peer(GOOD) as peer, open_backend(address(peer.port), token) as backend:
         await backend.register(REGISTER)
         await backend.register(REGISTER)
         assert [headers[b"authorization"] for headers in peer.requests] == [b"Bearer one", b"Bearer two"]
@@ -213,13 +213,13 @@ async def test_tls_wants_a_trusted_certificate_and_http2(alpn: list[str] | None,
         serve = functools.partial(trio.serve_ssl_over_tcp, host="127.0.0.1")
         listeners = await nursery.start(serve, handle, 0, server_context)
         url = f"https://localhost:{listeners[0].transport_listener.socket.getsockname()[1]}"
-        async with GrpcBackend(read_address(url, trusting, allow_plaintext=False)) as backend:
+        async with open_backend(read_address(url, trusting, allow_plaintext=False)) as backend:
             if alpn == ["h2"]:
                 assert await backend.register(REGISTER) == STATE
             else:
                 assert await failure(backend) is Code.UNAVAILABLE
         if alpn == ["h2"]:
-            async with GrpcBackend(read_address(url, None, allow_plaintext=False)) as distrusting:
+            async with open_backend(read_address(url, None, allow_plaintext=False)) as distrusting:
                 caplog.set_level(logging.INFO)
                 assert await failure(distrusting) is Code.UNAVAILABLE
                 assert "SSLCertVerificationError" in caplog.text
@@ -276,7 +276,7 @@ async def test_T163_nothing_of_the_backends_text_or_of_ours_shows_anywhere(tmp_p
     caplog.set_level(logging.DEBUG)
     token = "registration-token-4711"
     answer = Answer(code.value, f"{SECRET} {token}".encode())
-    async with running_peer(answer) as peer, GrpcBackend(address(peer.port)) as backend:
+    async with running_peer(answer) as peer, open_backend(address(peer.port)) as backend:
         with open_database(tmp_path / "client.db", INSTALLATION) as db:
             client = Client(db, backend, Clock().now_ns, runner=True)
             config = type(CONFIG)(type(CONFIG.delivery)(CONFIG.delivery.channel, token))

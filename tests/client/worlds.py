@@ -19,7 +19,7 @@ from attrs import define, field, frozen
 
 from pushd.client.backend import Backend
 from pushd.client.errors import CallFailed
-from pushd.client.grpc_backend import GrpcBackend, read_address
+from pushd.client.grpc_backend import open_backend, read_address
 from pushd.errors import Code
 from pushd.rpc.gen.xmtp.backend.v1 import notification_pb2 as wire
 from pushd.rpc.gen.xmtp.backend.v1 import publish_pb2, query_pb2
@@ -225,5 +225,5 @@ def _wait_ready(process: subprocess.Popen[bytes], log: Path) -> str:
 async def server_world(server: ServerAddress) -> AsyncIterator[ServerWorld]:
     """A real server, called as an app calls it."""
     address = read_address(f"http://{server.grpc}", None, allow_plaintext=False)
-    async with GrpcBackend(address) as backend:
+    async with open_backend(address) as backend:
         yield ServerWorld(backend, server.database_url)
