@@ -15,12 +15,25 @@ def frame(kind: int, flags: int, stream_id: int, payload: bytes) -> bytes:
     return len(payload).to_bytes(3, "big") + bytes((kind, flags)) + stream_id.to_bytes(4, "big") + payload
 
 
-def random_frames(path: bytes) -> st.SearchStrategy[bytes]:
+def client_frames(path: bytes) -> st.SearchStrategy[bytes]:
     """Frames of a client that calls `path` now and then, or bytes that are no frame at all."""
     headers = [(b":method", b"POST"), (b":scheme", b"http"), (b":path", path), (b"te", b"trailers")]
     headers.append((b"content-type", b"application/grpc"))
     encode = PlainEncoder().encode
-    block = st.sampled_from([encode(headers), encode(headers), encode(headers[1:]), b"\x82", b"\xff\xff", b""])
+    return _frames([encode(headers), encode(headers), encode(headers[1:])])
+
+
+def server_frames() -> st.SearchStrategy[bytes]:
+    """Frames of a server that answers now and then, or bytes that are no frame at all."""
+    opening = [(b":status", b"200"), (b"content-type", b"application/grpc")]
+    encode = PlainEncoder().encode
+    blocks = [opening, [(b"grpc-status", b"0")], [*opening, (b"grpc-status", b"5")], [(b":status", b"503")]]
+    blocks += [[(b":status", b"100")], [(b":status", b"abc"), (b"content-length", b"3")]]
+    return _frames([encode(block) for block in blocks])
+
+
+def _frames(blocks: list[bytes]) -> st.SearchStrategy[bytes]:
+    block = st.sampled_from([*blocks, *blocks, b"\x82", b"\xff\xff", b""])
     stream_id = st.sampled_from([0, 1, 1, 1, 3, 3, 5, 7, 2, 2**31 - 1])
     body = st.one_of(
         st.binary(max_size=40),

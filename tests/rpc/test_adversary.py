@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from pushd.errors import Code
-from tests.rpc.frames import PREFACE, frame, random_frames
+from tests.rpc.frames import PREFACE, client_frames, frame
 from tests.rpc.harness import BIDI, CLIENT, HANG, UNARY, framed, raw_client, serving
 
 _paths = st.sampled_from([UNARY, CLIENT, BIDI, HANG])
-_scripts = _paths.flatmap(lambda path: st.lists(random_frames(path.encode()), min_size=1, max_size=30))
+_scripts = _paths.flatmap(lambda path: st.lists(client_frames(path.encode()), min_size=1, max_size=30))
 
 
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -40,7 +40,8 @@ from pushd.rpc.machine import (
     ServerMachine,
     Status,
 )
-from tests.rpc.frames import frame, random_frames
+from pushd.rpc.machine.encoder import PlainEncoder
+from tests.rpc.frames import client_frames, frame, server_frames
 
 MIB = 2**20
 LIMITS = Limits(
@@ -500,7 +501,7 @@ def test_the_changed_parts_of_h2_are_where_they_are_expected() -> None:
 
 # --- an adversary
 
-_frames = random_frames(b"/a.B/C")
+_frames = client_frames(b"/a.B/C")
 _acts = st.sampled_from(
     ["start", "send", "send large", "finish", "refuse", "release", "consume", "reset", "goaway", "write"]
 )
@@ -563,3 +564,32 @@ def _act(server: ServerMachine, act: str, stream_id: int, held: list[MessageRece
             server.goaway()
         case "write":
             server.data_to_send()
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(server_frames(), max_size=40))
+def test_no_sequence_of_frames_breaks_the_client_machine(script: list[bytes]) -> None:
+    """Never an exception, and every call ends exactly once, at the latest with the connection."""
+    budget = ByteBudget(20_000)
+    client = ClientMachine(LIMITS, budget, authority="h:1", scheme="http", user_agent="t")
+    ids = [client.open_call(PATH, None) for _ in range(4)]
+    client.send(ids[0], b"q" * 100_000)
+    client.half_close(ids[1])
+    events = client.receive_data(frame(4, 0, 0, b""), 0.0)
+    for number, step in enumerate(script):
+        events += client.receive_data(step, number * 0.001)
+        client.data_to_send()
+        assert 0 <= budget.held <= budget.limit
+    if client.usable and client.has_room:
+        ids.append(client.open_call(PATH, None))
+    events += client.lost()
+    ended = [event.stream_id for event in events if isinstance(event, CallEnded)]
+    assert sorted(ended) == ids
+    assert (budget.held, client._committed, client._unsent_here) == (0, 0, 0)
+
+
+def test_S079_a_pushed_stream_ends_the_connection() -> None:
+    pair = Pair()
+    stream_id = pair.client.open_call(PATH, None)
+    promise = frame(5, 4, stream_id, b"\0\0\0\2" + PlainEncoder().encode([(b":method", b"GET")]))
+    assert isinstance(pair.client.receive_data(promise, 0.0)[-1], ConnectionFailed)
