@@ -195,6 +195,51 @@ async def test_stop_while_the_first_page_is_on_its_way_begins_no_window(autojump
     assert not run.holds
 
 
+async def test_page_that_arrives_although_a_stop_was_requested_begins_no_window(autojump_clock: object) -> None:
+    store = MemoryStore(is_deaf_to_cancels=True)
+    store.simple(3)
+    gate = store.gates["read"] = trio.Event()
+    provider = Provider()
+    async with dispatching(store, {APNS: provider}) as run:
+        await until(lambda: any(name == "read" for _, name in store.calls))
+        run.stop.request(trio.current_time() + 5)
+        await trio.sleep(0.1)
+        gate.set()
+        await run.finished.wait()
+    assert (store.cursor, provider.attempts) == (0, [])
+
+
+async def test_retry_that_waits_when_the_deadline_comes_nearer_fails(autojump_clock: object) -> None:
+    store = MemoryStore()
+    store.simple(1, channel=FCM)
+    provider = Provider(lambda delivery, attempt: Transient("x", 10.0))
+    async with dispatching(store, {FCM: provider}) as run:
+        await until(lambda: store.cursor == 1)
+        run.stop.request(trio.current_time() + 30)
+        await trio.sleep(1)
+        assert not run.finished.is_set()
+        await run.stopped(0)
+    assert (len(provider.attempts), run.counts()) == (1, {"failed": 1})
+
+
+async def test_mark_that_moved_since_the_last_write_is_written_when_the_deadline_has_passed(
+    autojump_clock: object,
+) -> None:
+    store = MemoryStore()
+    store.simple(3)
+    store.boundary = 1
+    provider = Provider(lambda delivery, attempt: None if delivery.sequence_id == 3 else Delivered())
+    async with dispatching(store, {APNS: provider}, poll_interval_s=30.0) as run:
+        for row in (1, 2, 3):
+            store.boundary = row
+            run.boundary.advance(row)
+            await until(lambda row=row: len(provider.attempts) == row)  # type: ignore[misc]
+            await trio.sleep(1)
+        assert store.cursor == 1
+        await run.stopped(0.2)
+    assert [mark for _, mark in store.writes] == [1, 2]
+
+
 async def test_t111_drain_finishes_a_queued_retry_and_loads_nothing(autojump_clock: object) -> None:
     store = MemoryStore()
     store.simple(1)
@@ -471,35 +516,46 @@ async def test_attempts_begin_again_when_a_slow_proof_arrives_after_all(
 ) -> None:
     monkeypatch.setattr("pushd.dispatch.keeper.TRUST_S", 1.0)
     store = MemoryStore()
-    store.simple(1)
-    provider = Provider()
+    store.simple(5_000)
+
+    async def slowly() -> Delivered:
+        await trio.sleep(0.2)
+        return Delivered()
+
+    provider = Provider(lambda delivery, attempt: slowly())
     async with dispatching(store, {APNS: provider}) as run:
-        await until(lambda: store.cursor == 1)
-        store.gates["probe"] = trio.Event()
-        await trio.sleep(1.5)
-        store.rows.append(Row(2, topic(int(APNS))))
-        store.boundary = 2
-        await trio.sleep(0.5)
-        assert provider.rows() == [1]
-        store.gates.pop("probe").set()
-        await until(lambda: provider.rows() == [1, 2])
+        await until(lambda: len(provider.attempts) > 300)
+        gate = store.gates["probe"] = store.gates["move_cursor"] = trio.Event()
+        silent = trio.current_time()
+        await trio.sleep(2)
+        begun = len(provider.attempts)
+        assert provider.attempts[-1][0] <= silent + 1.0
+        assert provider.in_flight == 0
+        assert begun < 5_000
+        store.gates.clear()
+        gate.set()
+        await until(lambda: store.cursor == 5_000)
         assert run.holds
+    assert len(provider.attempts) == 5_000
 
 
-async def test_cursor_is_written_at_most_once_a_poll_interval_and_only_when_it_moved(autojump_clock: object) -> None:
+@pytest.mark.parametrize("poll_interval_s", [POLL_S, 3.0])
+async def test_cursor_is_written_at_most_once_a_poll_interval_and_only_when_it_moved(
+    poll_interval_s: float, autojump_clock: object
+) -> None:
     store = MemoryStore()
     store.simple(40)
     store.boundary = 0
-    async with dispatching(store, {APNS: Provider()}) as run:
+    async with dispatching(store, {APNS: Provider()}, poll_interval_s=poll_interval_s) as run:
         for boundary in range(1, 41):
             store.boundary = boundary
             run.boundary.advance(boundary)
-            await trio.sleep(0.03)
+            await trio.sleep(poll_interval_s / 3)
         await trio.sleep(5)
         await run.stopped()
     times = [time for time, _ in store.writes]
     assert len(times) >= 8
-    assert min(later - earlier for earlier, later in itertools.pairwise(times)) >= POLL_S - 1e-9
+    assert min(later - earlier for earlier, later in itertools.pairwise(times)) >= poll_interval_s - 1e-9
     assert [mark for _, mark in store.writes] == sorted({mark for _, mark in store.writes})
     assert store.cursor == 40
 
@@ -608,6 +664,21 @@ async def test_cursor_write_cut_by_the_deadline_is_read_before_it_is_judged(auto
         await run.finished.wait()
     assert not answer.is_set()
     assert store.cursor == 2, "the final mark builds on the write that was cut"
+
+
+async def test_cut_cursor_write_is_not_built_upon_when_somebody_else_moved_the_cursor(autojump_clock: object) -> None:
+    store = MemoryStore()
+    store.simple(10)
+    store.boundary = 1
+    store.gates["move_cursor_answer"] = trio.Event()
+    async with dispatching(store, {APNS: Provider()}) as run:
+        await until(lambda: store.cursor == 1)  # written, but its answer does not come
+        store.boundary = 10
+        await until(lambda: run.counts() == {"delivered": 10})
+        store.cursor = 5
+        del store.gates["move_cursor_answer"]
+        await run.stopped(2)
+    assert store.cursor == 5
 
 
 async def test_blocked_cursor_write_does_not_outlast_the_deadline(autojump_clock: object) -> None:
