@@ -90,11 +90,12 @@ class Connection:
         self._calls: dict[int, _Call] = {}
         self._output = anyio.Event()
         self._room = anyio.Event()
+        self._over = False  # set in the same step as the decision to end, so that no call slips in behind it
 
     @property
     def usable(self) -> bool:
         """Whether another call may be made."""
-        return self._machine.usable
+        return self._machine.usable and not self._over
 
     async def call(self, path: str, payload: bytes, metadata: RawHeaders) -> Outcome:
         """One unary call, with the caller's deadline as its time-out."""
@@ -133,6 +134,12 @@ class Connection:
                 await anyio.aclose_forcefully(self._stream)
 
     async def _read(self) -> None:
+        try:
+            await self._read_on()
+        finally:
+            self._over = True
+
+    async def _read_on(self) -> None:
         pinged = False
         while not (self._machine.going_away and not self._calls):
             with anyio.move_on_after(QUIET_S) as quiet:
@@ -159,6 +166,7 @@ class Connection:
                 try:
                     await self._stream.send(data)
                 except LOSSES:
+                    self._over = True
                     scope.cancel()
                     return
             await self._output.wait()

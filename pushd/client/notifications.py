@@ -138,7 +138,7 @@ class Notifications:
         current = settings.load(self._db)
         if current.generation != generation:
             raise Superseded
-        answer = await _call(self._backend.register(register_request(current)))
+        answer = await _answer(self._backend.register(register_request(current)))
         newest = settings.load(self._db)
         if newest.generation != generation:
             raise Superseded
@@ -158,13 +158,14 @@ class Notifications:
             generation = settings.disable(self._db)
             uploads.clear(self._db)
         answer: Code | None = Code.DEADLINE_EXCEEDED
+        # Whatever is under way began earlier and so ends before this time is up: the Unregister comes last.
         with anyio.move_on_after(REQUEST_S):
             async with self._requests:
                 current = settings.load(self._db)
                 # A newer enable wants the recipient to stay; a file without an identity has nothing to take back.
                 if current.generation != generation or current.identity is None:
                     return
-                answer = await _call(self._backend.unregister(unregister_request(current)))
+                answer = await _answer(self._backend.unregister(unregister_request(current)))
         if isinstance(answer, Code) and answer is not Code.NOT_FOUND:
             raise CallFailed(answer)
 
@@ -188,7 +189,7 @@ class Notifications:
         if current.state is not State.ENABLED:
             return None
         if registration_is_due(current, now):
-            answer = await _call(self._backend.register(register_request(current)))
+            answer = await _answer(self._backend.register(register_request(current)))
             return self._after_register(current, answer)
         current = self._lift_withholding(current)
         wanted = Wanted.at(now, config_of(current), groups.root_key(self._db))
@@ -196,7 +197,7 @@ class Notifications:
         if not change:
             return next_look_ns(current, now)
         request = update_request(current, wanted, change, groups.root_key(self._db))
-        answer = await _call(self._backend.update_subscriptions(request))
+        answer = await _answer(self._backend.update_subscriptions(request))
         return self._after_update(current, wanted, change, answer)
 
     def _after_register(self, asked: Settings, answer: wire.RecipientState | Code) -> int | None:
@@ -303,7 +304,7 @@ class Notifications:
         return settings.load(self._db)
 
 
-async def _call(call: Awaitable[T]) -> T | Code:
+async def _answer(call: Awaitable[T]) -> T | Code:
     """The answer, or the status as a value: what the backend may legitimately say is not an exception here."""
     try:
         return await call

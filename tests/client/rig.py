@@ -223,6 +223,7 @@ def open_rig(
     path: Path, backend: Backend, *, clock: Clock | None = None, runner: bool = True, faults: FaultPoint | None = None
 ) -> Iterator[Rig]:
     with open_database(path, INSTALLATION) as db:
+        db.execute("PRAGMA synchronous = OFF")  # these tests are not about power cuts
         yield Rig(db, path, faults or FaultPoint(backend), clock or Clock(), runner=runner)
 
 

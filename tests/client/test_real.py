@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import anyio
@@ -49,6 +51,12 @@ async def until_stored(server: ServerAddress, topic: bytes) -> None:
 def registered(client: Client) -> bool:
     state = client.notification_state()
     return isinstance(state, Enabled) and state.registered
+
+
+def test_import_brings_in_nothing_of_the_server() -> None:
+    server = {"trio", "psycopg", "purerpc", "structlog", "grpc"}
+    script = f"import sys, pushd.client; print(sorted({server} & set(sys.modules)))"
+    assert subprocess.check_output([sys.executable, "-c", script], text=True) == "[]\n"
 
 
 @pytest.mark.parametrize("loop", ["asyncio", "trio"])

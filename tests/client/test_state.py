@@ -321,10 +321,11 @@ async def test_T183_upload_that_ends_after_a_new_configuration_is_kept_and_then_
     assert rig.faults.take() == ["update", "register", "update"]
 
 
-async def test_T184_upload_that_ends_after_disable_is_dropped(rig: Rig, world: World) -> None:
+@pytest.mark.parametrize("after", [True, False], ids=["done", "not-yet-sent"])
+async def test_T184_upload_that_ends_after_disable_is_dropped(rig: Rig, world: World, after: bool) -> None:
     await rig.enabled(ONLY_GROUPS)
     rig.groups(1)
-    pause = Pause(after=True)
+    pause = Pause(after=after)
     rig.faults.next("update", pause)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(rig.step)

@@ -26,6 +26,7 @@ class Runner:
         self.began = trio.current_time()
         self.file = open_database(path, INSTALLATION)
         self.db = self.file.__enter__()
+        self.db.execute("PRAGMA synchronous = OFF")
         self.tasks = Tasks(self.db, self.now_ns)
         self.journal: list[tuple[str, bytes, float]] = []
 

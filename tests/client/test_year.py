@@ -39,7 +39,7 @@ class Expiring(MemoryWorld):
         return super()._state(recipient)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(sessions=sessions, root_key_cycles=st.integers(0, 3))
 def test_keys_are_current_whenever_the_client_is_online(sessions, root_key_cycles: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
@@ -51,7 +51,6 @@ async def _live(folder: Path, sessions: list[tuple[int, int]], root_key_cycles: 
     world = Expiring(clock)
     began = clock.now_ns()
     with open_rig(folder / "client.db", world, clock=clock) as rig:
-        rig.db.execute("PRAGMA synchronous = OFF")  # no power cut in this test
         rig.groups(0)
         await rig.enabled(ONLY_GROUPS)
         day = 0
