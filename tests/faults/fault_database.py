@@ -1,0 +1,117 @@
+"""Sessions that are terminated, servers that restart and crash, statements that run out of time."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from pathlib import Path
+
+import psycopg
+import trio
+
+from tests.faults.cluster import DbProcess, until
+from tests.faults.world import Fakes, Tell, World, open_world
+
+
+async def test_terminated_sessions_lose_nothing_and_only_that_of_the_lock_repeats(
+    db: DbProcess, fakes: Fakes, folder: Path, rng: random.Random, is_short: bool, tell: Tell
+) -> None:
+    """pg_terminate_backend on every kind of session, of both instances, under load."""
+    async with open_world(db, fakes, folder, instances=2) as world:
+        world.latency(100)
+        async with world.load(150):
+            kinds = ["loader", "primary", "tailer"] * (1 if is_short else 3)
+            rng.shuffle(kinds)
+            for kind in kinds:
+                await world.received_more(100)
+                holder = await world.holder()
+                assert world.terminate(kind, holder.pid) > 0
+                for other in world.up:
+                    world.terminate(kind, other.pid)
+            await world.received_more(100)
+            assert len(world.cursors) == 1, "none of these is the session that holds the lock"
+            for _ in range(1 if is_short else 3):
+                holder = await world.holder()
+                terms = len(world.cursors)
+                assert world.terminate("dispatcher", holder.pid) == 1
+                await until(lambda terms=terms: len(world.cursors) > terms)
+                await world.received_more(100)
+        report = await world.settle()
+        # Everything in flight when the lock was lost finished and was counted; nothing was killed.
+        assert report.outcomes == {"delivered": report.received}
+        tell(report)
+
+
+async def test_database_that_restarts_and_crashes_loses_nothing_it_acknowledged(
+    db: DbProcess, fakes: Fakes, folder: Path, rng: random.Random, tell: Tell
+) -> None:
+    """An orderly restart, a crash of one backend, a crash of the server, and `pushd db` killed beside its server."""
+
+    async def restart() -> None:
+        await db.stop()
+        await db.start()
+
+    async def crash_of_a_backend() -> None:
+        holder = await world.holder()
+        name = f"pushd dispatcher %:{holder.pid}"
+        ((pid,),) = world.ask("SELECT pid FROM pg_stat_activity WHERE application_name LIKE %s", name)
+        os.kill(pid, signal.SIGKILL)
+        world.close()
+
+    async def crash() -> None:
+        await db.crash()
+        await db.start()
+
+    async def takeover() -> None:
+        await db.kill()
+        await db.start()
+
+    outages = [restart, crash_of_a_backend, crash, takeover]
+    rng.shuffle(outages)
+    async with open_world(db, fakes, folder, instances=2) as world:
+        world.latency(50)
+        async with world.load(100):
+            for outage in outages:
+                await world.received_more(50)
+                terms = len(world.cursors)
+                await outage()
+                world.close()
+                await until(lambda terms=terms: len(world.cursors) > terms)
+            await world.received_more(50)
+        report = await world.settle()
+        assert report.outcomes == {"delivered": report.received}
+        tell(report)
+
+
+async def test_statements_that_run_out_of_time_are_tried_again(
+    db: DbProcess, fakes: Fakes, folder: Path, rng: random.Random, tell: Tell
+) -> None:
+    """Locks held by somebody else make one kind of statement after the other time out, under load."""
+    limits = {"database": {"max_statement_timeout_ms": 400}, "publishing": {"max_publish_duration_ms": 800}}
+    tables = ["envelopes", "push_subscription", "push_recipient", "allocation_boundary"]
+    rng.shuffle(tables)
+    async with open_world(db, fakes, folder, instances=2, **limits) as world:
+        async with world.load(100):
+            for table in tables:
+                await world.received_more(50)
+                await _hold(world, f"LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE", 1.5)
+            await world.received_more(50)
+            assert len(world.cursors) == 1, "the lock's own session needed none of these"
+            # The cursor write is a statement of the session that holds the lock, which has limits of its own.
+            await _hold(world, "SELECT 1 FROM push_cursor FOR UPDATE", 5)
+            await until(lambda: len(world.cursors) == 2)
+        report = await world.settle()
+        assert world.repeated > 0, "publishes ran out of time and were repeated"
+        assert report.outcomes == {"delivered": report.received}
+        tell(report)
+
+
+async def _hold(world: World, statement: str, seconds: float) -> None:
+    """Keep the locks of a statement for so long."""
+    conn = await trio.to_thread.run_sync(lambda: psycopg.connect(world.url))
+    try:
+        await trio.to_thread.run_sync(conn.execute, statement)
+        await trio.sleep(seconds)
+    finally:
+        conn.close()

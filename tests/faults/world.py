@@ -1,0 +1,505 @@
+"""An installation under load: several `pushd serve` on one database, three fake providers, publishers, and the account.
+
+    async with open_world(db, fakes, folder, instances=2) as world:
+        async with world.load():
+            ...break something...
+        report = await world.settle()
+
+Everything is a process of its own. Publishers go round the instances and repeat what was not acknowledged; a message is
+known by its hash, so a repeat stores nothing new. `settle` waits for the end of all work and balances the account.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import itertools
+import json
+import random
+import re
+import secrets
+import signal
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import trio
+from attrs import define, field, frozen
+
+from fakes.launch import RunningFake
+from pushd.errors import Code, StatusError
+from pushd.model import Channel
+from pushd.rpc.client import Channel as RpcChannel
+from pushd.rpc.client import ChannelSettings, open_channel
+from pushd.rpc.gen.xmtp.backend.v1 import notification_pb2 as wire
+from pushd.rpc.gen.xmtp.backend.v1 import publish_pb2
+from pushd.rpc.gen.xmtp.backend.v1.types_pb2 import ClientEnvelope
+from tests.faults.cluster import DbProcess, until
+from tests.faults.ledger import Ledger, Push, Row, Subscriber, expected_pushes
+from tests.support.envelopes import APPLICATION, COMMIT, group_envelope
+from tests.support.server import ServerProcess, base_config, running_server
+
+TOPICS = 4
+DEVICES_PER_CHANNEL = 3
+WORKERS = 4  # publishers
+SETTLE_S = 120.0
+_SERVICE = "/xmtp.backend.v1."
+# What a client repeats (gRPC's meaning of the two); anything else is a defect here.
+_REPEATED = {Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED}
+_CHANNEL = ChannelSettings(connect_s=2.0, idle_s=2.0, ping_s=2.0, backoff_min_s=0.1, backoff_max_s=0.5)
+
+Fakes = Mapping[Channel, RunningFake]
+
+
+@frozen
+class Device:
+    """A recipient."""
+
+    name: str
+    channel: Channel
+    recipient_id: bytes = field(repr=False)
+    secret: bytes = field(repr=False)
+    commits: bool = False
+
+
+def make_devices(per_channel: int) -> list[Device]:
+    """So many recipients on each channel; every other one also wants commits."""
+    devices = []
+    for channel, number in itertools.product(Channel, range(per_channel)):
+        recipient_id = secrets.token_bytes(32)
+        name = recipient_id.hex() if channel is Channel.HTTP else hashlib.sha256(recipient_id).hexdigest()
+        devices.append(Device(name, channel, recipient_id, secrets.token_bytes(32), commits=number % 2 == 1))
+    return devices
+
+
+class Instance:
+    """One `pushd serve` and a channel to it."""
+
+    def __init__(self, server: ServerProcess, channel: RpcChannel, database_url: str) -> None:
+        self.server = server
+        self.database_url = database_url
+        self.channel = channel
+        self.is_up = True
+
+    @property
+    def pid(self) -> int:
+        return self.server.process.pid
+
+    @property
+    def terms(self) -> list[dict[str, Any]]:
+        """Its `term_started` and `term_ended` events so far."""
+        return [event for event in self.server.events if event.get("event") in ("term_started", "term_ended")]
+
+    @property
+    def holds(self) -> bool:
+        """Whether its last word about the lock was that it has it."""
+        return bool(self.terms) and self.terms[-1]["event"] == "term_started"
+
+    async def end(self, signum: signal.Signals) -> int:
+        """Send a signal that ends it; the exit code."""
+        self.is_up = False
+        self.server.send_signal(signum)
+        with trio.fail_after(60):
+            code = await self.server.wait_exit()
+            await self.server.wait_ended()
+        return code
+
+    async def metrics(self) -> dict[str, float]:
+        """Every sample of its metrics page by its whole name."""
+        text = await trio.to_thread.run_sync(partial(_get, self.server.metrics, "/metrics"), abandon_on_cancel=True)
+        samples = (line.rpartition(" ") for line in text.splitlines() if not line.startswith("#"))
+        return {name: float(value) for name, _, value in samples}
+
+
+def _get(address: str, path: str) -> str:
+    connection = http.client.HTTPConnection(address, timeout=30)
+    try:
+        connection.request("GET", path)
+        return connection.getresponse().read().decode()
+    finally:
+        connection.close()
+
+
+@define
+class Report:
+    """What a run came to."""
+
+    rows: int
+    pushes: int
+    received: int
+    repeats: int
+    terms: int
+    outcomes: dict[str, int]
+
+    def line(self) -> str:
+        """For people."""
+        outcomes = ", ".join(f"{count} {outcome}" for outcome, count in self.outcomes.items() if count)
+        return (
+            f"{self.rows} rows, {self.pushes} pushes due, {self.received} arrived, {self.repeats} repeats, "
+            f"{self.terms} terms; counted by whoever lives: {outcomes or 'nothing'}"
+        )
+
+
+Tell = Callable[[Report], None]
+
+
+class World:
+    """See the module."""
+
+    def __init__(self, nursery: trio.Nursery, db: DbProcess, url: str, fakes: Fakes, folder: Path) -> None:
+        self.db = db
+        self.url = url
+        self.fakes = fakes
+        self.instances: list[Instance] = []
+        self.devices: list[Device] = []
+        self.topics = [b"\0" + secrets.token_bytes(16) for _ in range(TOPICS)]
+        self.rows: dict[int, Row] = {}
+        self.repeated = 0
+        """Publishes that had to be repeated."""
+        self.deleted: set[str] = set()
+        """Devices whose recipients were deleted on the way: what arrives for them is tolerated, nothing is due."""
+        self.since: dict[str, int] = {}
+        """Start positions other than 0."""
+        self._nursery = nursery
+        self._session: psycopg.Connection[Any] | None = None
+        self._folder = folder
+        self._numbers = itertools.count(1)
+        self._environ: dict[str, str] = {}
+        self._tables: dict[str, Any] = {}
+
+    # Instances
+
+    async def start(
+        self, *, url: str | None = None, environ: Mapping[str, str] | None = None, **tables: Any
+    ) -> Instance:
+        """One more instance; `tables` change its configuration."""
+        document = self.configuration(url or self.url, **{**self._tables, **tables})
+        folder = self._folder / f"instance{next(self._numbers)}"
+        running = running_server(folder, document, environ={**self._environ, **(environ or {})})
+
+        async def host(*, task_status: trio.TaskStatus[Instance]) -> None:
+            async with running as server, open_channel("127.0.0.1", server.grpc_port, settings=_CHANNEL) as channel:
+                task_status.started(Instance(server, channel, document["database"]["url"]))
+                await trio.sleep_forever()
+
+        instance: Instance = await self._nursery.start(host)
+        self.instances.append(instance)
+        return instance
+
+    def configuration(self, url: str, **tables: Any) -> dict[str, Any]:
+        """For an instance with every channel led to its fake."""
+        apns, fcm, hooks = (self.fakes[channel] for channel in Channel)
+        document = base_config(
+            database={"url": url},
+            server={"request_logger": False},
+            push={
+                "apns": {
+                    "key": Path(apns.facts["key"]).read_text(),
+                    "key_id": apns.facts["key_id"],
+                    "team_id": apns.facts["team_id"],
+                    "bundle_id": "org.example.faults",
+                    "environment": "sandbox",
+                    "endpoint": apns.endpoint,
+                    "ca_file": str(apns.ca),
+                },
+                "fcm": {
+                    "service_account": Path(fcm.facts["service_account"]).read_text(),
+                    "endpoint": fcm.endpoint,
+                    "ca_file": str(fcm.ca),
+                },
+                "http": {"allow_private_addresses": True, "ca_file": str(hooks.ca)},
+            },
+        )
+        for name, table in tables.items():
+            merged = document.setdefault(name, {})
+            for key, value in table.items():
+                merged[key] = {**merged[key], **value} if isinstance(merged.get(key), dict) else value
+        return document
+
+    @property
+    def up(self) -> list[Instance]:
+        """The instances that were not ended."""
+        return [instance for instance in self.instances if instance.is_up]
+
+    async def holder(self) -> Instance:
+        """The instance that dispatches, once there is one."""
+        await until(lambda: sum(instance.holds for instance in self.up) == 1)
+        return next(instance for instance in self.up if instance.holds)
+
+    @property
+    def cursors(self) -> tuple[int, ...]:
+        """Where the terms of all instances began, in the order in which they began."""
+        started = [event for each in self.instances for event in each.terms if event["event"] == "term_started"]
+        return tuple(event["cursor"] for event in sorted(started, key=lambda event: str(event["timestamp"])))
+
+    # Recipients
+
+    async def register(self, devices: Iterable[Device], *, port: int | None = None) -> None:
+        """Register and subscribe each to every topic. `port` is a proxy's, for webhooks."""
+        for device in devices:
+            identity: dict[str, Any] = {"recipient_id": device.recipient_id, "recipient_secret": device.secret}
+            request = wire.RegisterRequest(**identity)
+            match device.channel:
+                case Channel.APNS:
+                    request.apns.token = device.name
+                case Channel.FCM:
+                    request.fcm.token = device.name
+                case Channel.HTTP:
+                    hooks = self.fakes[Channel.HTTP]
+                    request.http.url = f"https://localhost:{port or hooks.port}/hooks/{device.name[:8]}"
+                    request.http.signing_key = device.secret
+            adds = [wire.Subscription(topic=topic, include_commits=device.commits) for topic in self.topics]
+            update = wire.UpdateSubscriptionsRequest(**identity, adds=adds)
+            await self.call("NotificationService/Register", request, wire.RecipientState)
+            await self.call("NotificationService/UpdateSubscriptions", update, wire.RecipientState)
+            self.devices.append(device)
+
+    async def unregister(self, device: Device) -> None:
+        request = wire.UnregisterRequest(recipient_id=device.recipient_id, recipient_secret=device.secret)
+        await self.call("NotificationService/Unregister", request, wire.UnregisterResponse)
+        self.deleted.add(device.name)
+
+    async def call(self, method: str, request: Any, response: Any, deadline_s: float = 5.0) -> Any:
+        """Call some instance, and another one until it worked."""
+        for turn in itertools.count(random.randrange(100)):
+            up = self.up
+            try:
+                instance = up[turn % len(up)]
+                return await instance.channel.unary(f"{_SERVICE}{method}", request, response, deadline_s=deadline_s)
+            except StatusError as error:
+                if error.code not in _REPEATED:
+                    raise AssertionError(f"{method} answered {error}") from error
+                self.repeated += 1
+                await trio.sleep(0.05)
+        raise AssertionError
+
+    # Load
+
+    async def publish(self, count: int, *, batch: int = 4, pause_s: float = 0.0) -> None:
+        """Publish `count` messages of all kinds to all topics, some at a time."""
+        messages = iter([self._message(number) for number in range(count)])
+
+        async def worker() -> None:
+            while chunk := list(itertools.islice(messages, batch)):
+                await self._publish(chunk)
+                await trio.sleep(pause_s)
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(WORKERS):
+                nursery.start_soon(worker)
+
+    @asynccontextmanager
+    async def load(self, rate_per_s: float = 100.0, batch: int = 2) -> AsyncIterator[None]:
+        """Publish steadily for the length of the block; everything begun is acknowledged at its end."""
+        stop = trio.Event()
+        pause_s = WORKERS * batch / rate_per_s
+
+        async def worker(first: int) -> None:
+            for number in itertools.count(first, WORKERS * batch):
+                if stop.is_set():
+                    return
+                await self._publish([self._message(number + offset) for offset in range(batch)])
+                with trio.move_on_after(random.uniform(0.5, 1.5) * pause_s):
+                    await stop.wait()
+
+        async with trio.open_nursery() as nursery:
+            for first in range(WORKERS):
+                nursery.start_soon(worker, first * batch)
+            yield
+            stop.set()
+
+    def _message(self, number: int) -> tuple[ClientEnvelope, Row]:
+        topic = self.topics[number % TOPICS]
+        kind = COMMIT if number % 10 == 3 else APPLICATION
+        quiet = number % 10 == 7
+        # A commit is pushed whatever its sender said about it (PUSH-030).
+        envelope = group_envelope(topic[1:], kind, should_push=not quiet and kind == APPLICATION)
+        return envelope, Row(topic, eligible=not quiet, commit=kind == COMMIT)
+
+    async def _publish(self, messages: Sequence[tuple[ClientEnvelope, Row]]) -> None:
+        request = publish_pb2.PublishRequest(envelopes=[envelope for envelope, _ in messages])
+        answer = await self.call("PublishService/Publish", request, publish_pb2.PublishResponse)
+        for meta, (_, row) in zip(answer.envelope_metas, messages, strict=True):
+            assert meta.cursor.sequence_id not in self.rows
+            self.rows[meta.cursor.sequence_id] = row
+
+    # Moments
+
+    def cursor(self) -> int:
+        """The persisted cursor."""
+        return int(self.ask("SELECT sequence_id FROM push_cursor")[0][0])
+
+    def ask(self, statement: str, *parameters: Any) -> list[tuple[Any, ...]]:
+        """Run a statement on the primary, past every proxy."""
+        if self._session is None or self._session.closed:
+            self._session = psycopg.connect(self.url, autocommit=True)
+        cursor = self._session.execute(statement, parameters)  # type: ignore[call-overload]
+        return cursor.fetchall() if cursor.description else []
+
+    def close(self) -> None:
+        """End the session of `ask`."""
+        if self._session is not None:
+            self._session.close()
+
+    def terminate(self, purpose: str, pid: int) -> int:
+        """End the sessions an instance opened for this purpose; how many."""
+        name = f"pushd {purpose} %:{pid}"
+        rows = self.ask("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE %s", name)
+        return len(rows)
+
+    async def requests(self) -> int:
+        """Pushes the fakes have received."""
+        return sum([(await self.statistics(channel))["requests"] for channel in Channel])
+
+    async def statistics(self, channel: Channel) -> dict[str, Any]:
+        return await trio.to_thread.run_sync(self.fakes[channel].stats, abandon_on_cancel=True)
+
+    async def received_more(self, count: int) -> None:
+        """Return once so many further pushes have arrived."""
+        before = await self.requests()
+
+        async def enough() -> bool:
+            return await self.requests() >= before + count
+
+        await until(enough)
+
+    async def dispatched(self) -> None:
+        """Return once the cursor has passed everything acknowledged so far."""
+        last = max((number for number, row in self.rows.items() if row.eligible), default=0)
+        await until(lambda: self.cursor() >= last, SETTLE_S)
+
+    def latency(self, ms: float) -> None:
+        """How long the fakes take to answer."""
+        for channel in (Channel.APNS, Channel.FCM):
+            self.fakes[channel].tell("/latency", {"ms": ms})
+        self.fakes[Channel.HTTP].tell("/default", {"delay_ms": ms})
+
+    # The end
+
+    async def settle(self, *, attempts: int = 1) -> Report:
+        """Wait until nothing is on its way any more, and balance the account.
+
+        Args:
+            attempts: see `Ledger`.
+        """
+        self.latency(0)
+        await self.dispatched()
+        await until(self._is_idle, SETTLE_S)
+        arrived = await self.arrived()
+        stored = self.ask("SELECT array_agg(sequence_id) FROM envelopes")[0][0] or []
+        assert sorted(stored) == sorted(self.rows), "what was acknowledged is stored, and nothing else"
+        ledger = self.ledger(arrived, attempts)
+        totals = await self.outcomes()
+        report = Report(
+            len(self.rows),
+            len(ledger.expected),
+            arrived.total(),
+            ledger.repeats,
+            len(ledger.cursors),
+            dict(sorted(totals.items())),
+        )
+        assert ledger.faults() == [], f"{report.line()}; terms began at {ledger.cursors}"
+        return report
+
+    def ledger(self, arrived: Counter[Push], attempts: int = 1) -> Ledger:
+        subscribers = [
+            Subscriber(device.name, topic, device.commits, self.since.get(device.name, 0))
+            for device in self.devices
+            for topic in self.topics
+        ]
+        tolerated = expected_pushes(self.rows, [each for each in subscribers if each.device in self.deleted])
+        expected = expected_pushes(self.rows, [each for each in subscribers if each.device not in self.deleted])
+        return Ledger(expected, arrived, self.cursors, attempts, tolerated)
+
+    def due_above(self, cursor: int) -> int:
+        """How many pushes are due of rows above `cursor`."""
+        return sum(row > cursor for _, row in self.ledger(Counter()).expected)
+
+    async def arrived(self) -> Counter[Push]:
+        """Every push at the fakes, with how often it came."""
+        found: Counter[Push] = Counter()
+        for channel in Channel:
+            kept = await trio.to_thread.run_sync(self.fakes[channel].requests, abandon_on_cancel=True)
+            assert len(kept) == (await self.statistics(channel))["requests"], "a fake keeps too few requests"
+            found.update(map(_push, kept))
+        return found
+
+    async def outcomes(self) -> Counter[str]:
+        """Outcomes counted by the instances that are up."""
+        totals: Counter[str] = Counter()
+        for instance in self.up:
+            for name, value in (await instance.metrics()).items():
+                if name.startswith("xmtp_push_deliveries_total{") and value:
+                    totals[_label(name, "outcome")] += int(value)
+        return totals
+
+    async def _is_idle(self) -> bool:
+        for instance in self.up:
+            measured = await instance.metrics()
+            busy = [value for name, value in measured.items() if re.match("pushd_push_(retained|in_flight)", name)]
+            if any(busy):
+                return False
+        return True
+
+
+def _label(sample: str, label: str) -> str:
+    found = re.search(f'{label}="([^"]*)"', sample)
+    assert found
+    return found[1]
+
+
+def _push(request: Mapping[str, Any]) -> Push:
+    """The three channels carry the same fields in different places."""
+    body = json.loads(request["body"])
+    path = request["headers"].get(":path", "")
+    if "message" in body:
+        device, body = body["message"]["token"], body["message"]["data"]
+    elif path.startswith("/3/device/"):
+        device = path.removeprefix("/3/device/")
+    else:
+        device = body["recipient_id"]
+    return device, int(body["sequence_id"])
+
+
+@asynccontextmanager
+async def open_world(
+    db: DbProcess,
+    fakes: Fakes,
+    folder: Path,
+    *,
+    instances: int = 2,
+    url: Callable[[str], str] | None = None,
+    environ: Mapping[str, str] | None = None,
+    devices: int = DEVICES_PER_CHANNEL,
+    webhook_port: int | None = None,
+    **tables: Any,
+) -> AsyncIterator[World]:
+    """A world on a new database of `db`, its recipients registered.
+
+    Args:
+        url: what the instances are told instead of the database's own URL, for instance one through a proxy.
+        environ: of the instances.
+        webhook_port: of a proxy in front of the webhook receiver.
+        tables: of every instance's configuration.
+    """
+    database = await db.create()
+    for fake in fakes.values():
+        fake.tell("/reset")
+    async with trio.open_nursery() as nursery:
+        world = World(nursery, db, database, fakes, folder)
+        world._environ = dict(environ or {})
+        world._tables = tables
+        world.latency(0)
+        async with trio.open_nursery() as starting:
+            for _ in range(instances):
+                starting.start_soon(partial(world.start, url=url(database) if url else None))
+        await world.register(make_devices(devices), port=webhook_port)
+        yield world
+        world.close()
+        nursery.cancel_scope.cancel()
+    if not db.has_ended:
+        db.drop(database)
