@@ -527,16 +527,20 @@ async def test_attempts_begin_again_when_a_slow_proof_arrives_after_all(
         await until(lambda: len(provider.attempts) > 300)
         gate = store.gates["probe"] = store.gates["move_cursor"] = trio.Event()
         silent = trio.current_time()
-        await trio.sleep(2)
+        await trio.sleep(1.5)
+        store.rows.append(Row(5_001, topic(int(APNS))))
+        store.boundary = 5_001  # what the loader brings now is no reason to begin either
+        await trio.sleep(0.5)
+        assert store.requests[-1][0].floor == 5_001
         begun = len(provider.attempts)
         assert provider.attempts[-1][0] <= silent + 1.0
         assert provider.in_flight == 0
         assert begun < 5_000
         store.gates.clear()
         gate.set()
-        await until(lambda: store.cursor == 5_000)
+        await until(lambda: store.cursor == 5_001)
         assert run.holds
-    assert len(provider.attempts) == 5_000
+    assert len(provider.attempts) == 5_001
 
 
 @pytest.mark.parametrize("poll_interval_s", [POLL_S, 3.0])
