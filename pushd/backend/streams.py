@@ -33,6 +33,8 @@ _DATABASE_TEXT = "database operation failed"
 _NOT_READY = "streams are not ready"
 _TOO_SLOW = "the reader is too slow"
 _NO_PONG = "the peer did not answer a ping"
+_WITHOUT_THE_REST = (StreamEnd.BACKPRESSURE, StreamEnd.KEEPALIVE)
+"""Ends of a peer that takes nothing. Before any other failure what waits is sent: an update done is answered."""
 
 
 class Store(Protocol):
@@ -149,14 +151,15 @@ class Stream:
             StatusError: the stream failed. Whatever else `fail` was given.
         """
         self._is_taken = False
-        while self._end is None:
+        while True:
             now = trio.current_time()
             if now >= self._pong_due:
                 self.fail(StatusError(Code.DEADLINE_EXCEEDED, _NO_PONG), StreamEnd.KEEPALIVE)
-                break
             taken = self._outbound.take(now)
             if taken is not None:
                 return self._sent(*taken, now)
+            if self._end is not None:
+                break
             quiet_until = self._sent_at + self._hub.settings.keepalive_s
             if self._awaited_nonce is not None:
                 quiet_until = math.inf
@@ -171,6 +174,7 @@ class Stream:
     def close(self, end: StreamEnd = StreamEnd.CLIENT) -> None:
         """Let go of everything; may be called more than once. `end` says why, if nothing else has ended it before."""
         self._settle(end, None)
+        self._outbound.clear()
 
     # --- from the hub
 
@@ -286,7 +290,8 @@ class Stream:
         self._failure = failure
         self._hub.left(self, self._interest.topics, end)
         self._interest.clear()
-        self._outbound.clear()
+        if failure is None or end in _WITHOUT_THE_REST:
+            self._outbound.clear()
         self._awake()
         if self._is_taken and isinstance(failure, StatusError) and self.interrupt is not None:
             self.interrupt(failure)

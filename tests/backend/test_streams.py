@@ -448,6 +448,20 @@ async def test_an_invalid_update_ends_the_stream(store: MemoryStore, metrics: Me
     assert labelled(metrics.stream_updates, "invalid") == 1
 
 
+async def test_updates_done_are_answered_before_the_failure_of_a_later_one(
+    store: MemoryStore, metrics: Metrics
+) -> None:
+    async with running(store, metrics) as streams:
+        stream = streams.open(is_static=False)
+        stream.start()
+        await stream.update(Update(1, [], []))
+        with pytest.raises(StatusError):
+            await stream.update(Update(1, [], []))
+        assert [await stream.next_frame() for _ in range(2)] == [Started(), Applied(1, [])]
+        with pytest.raises(StatusError, match="INVALID_ARGUMENT"):
+            await stream.next_frame()
+
+
 async def test_only_what_somebody_waits_for_is_loaded(store: MemoryStore, metrics: Metrics) -> None:
     store.rows = [stored(1, B)]
     async with running(store, metrics) as streams:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
@@ -238,6 +238,13 @@ async def streaming(
         async with open_channel("127.0.0.1", port) as channel:
             yield World(channel, port, streams, tailer, boundary, metrics, stop)
         nursery.cancel_scope.cancel()
+
+
+async def until(is_so: Callable[[], object]) -> None:
+    """Wait for what nobody announces, such as a counter."""
+    with trio.fail_after(20):
+        while not is_so():  # noqa: ASYNC110
+            await trio.sleep(0.005)
 
 
 def fast(keepalive_s: float = 30.0, pong_s: float = 90.0, **limits: int) -> StreamSettings:

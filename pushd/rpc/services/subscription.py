@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
+from typing import Any, cast
 
 import trio
 from attrs import frozen
@@ -97,8 +98,9 @@ class SubscriptionService(SubscriptionServiceServicer):
         pings = Patience(self._rates.ping_burst, self._rates.pings_per_s)
         with scope:
             try:
-                async for request in requests:
-                    await self._take(request, stream, updates, pings)
+                async with aclosing(cast("Any", requests)):
+                    async for request in requests:
+                        await self._take(request, stream, updates, pings)
             except Exception as failure:
                 stream.fail(failure, StreamEnd.INVALID)
             else:
