@@ -6,11 +6,14 @@ takes along everybody who waits. Nobody waits for company: on an idle server a p
 
 What makes it safe to join: only publishes whose envelopes are all admissible are joined, so the statement stores all of
 them, which is what each asked for. When a shared statement fails for a reason that one of them may have brought in,
-each tries again alone; since envelopes are stored once, that is right whatever became of the first attempt.
+each tries again alone; since envelopes are stored once, that is right whatever became of the first attempt. The same
+happens to a shared statement that does not come to an end, so that a topic somebody keeps locked holds up its own
+publishers only.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from itertools import chain, islice
@@ -26,6 +29,7 @@ JOINING_ENVELOPES = 16  # a larger publish is a batch already
 JOINING_BYTES = 65_536
 STATEMENT_ENVELOPES = 64  # bounds the locks, the bytes and the company of one statement
 LEADS = 2  # one statement commits while the next one is built; more would only make them smaller
+SHARED_S = 2.0  # a shared statement takes milliseconds; this is more than a publish has to wait for the boundary
 PATIENCE_S = 0.05  # longest wait for a turn: statements that hang do not hold up callers they have not taken along
 
 Store = Callable[[Sequence[NewEnvelope]], Awaitable[list[Placed | None]]]
@@ -101,8 +105,9 @@ class Placer:
         tickets = [ticket, *company]
         batch = collapse(list(chain.from_iterable(one.envelopes for one in tickets)))
         try:
-            placed = await self._store(batch.distinct)
-            _answer(tickets, batch.places, placed)
+            with trio.move_on_after(SHARED_S if company else math.inf):
+                placed = await self._store(batch.distinct)
+                _answer(tickets, batch.places, placed)
         except StoreUnavailable as error:
             # Not of anybody's making; trying again alone would be a herd in front of a database in trouble.
             for one in company:

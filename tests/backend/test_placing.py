@@ -242,6 +242,40 @@ async def test_nobody_waits_long_for_statements_that_hang(autojump_clock: MockCl
     assert callers.told_right(store)
 
 
+async def test_a_shared_statement_that_hangs_is_given_up_and_everybody_goes_alone(autojump_clock: MockClock) -> None:
+    """One of them waits for something; the others must not wait with it."""
+    store = Store()
+    callers = Callers(Placer(store))
+    done_at: dict[int, float] = {}
+
+    async def one(key: int) -> None:
+        await callers.one(key, envelope(key))
+        done_at[key] = trio.current_time()
+
+    async def slow_for_nine(envelopes: Sequence[NewEnvelope]) -> list[Placed | None]:
+        if any(stored.message_hash == envelope(9).message_hash for stored in envelopes):
+            await trio.sleep(100)
+        return await store(envelopes)
+
+    callers.placer = Placer(slow_for_nine)
+    start = trio.current_time()
+    async with trio.open_nursery() as nursery:
+        for key in range(12):
+            nursery.start_soon(one, key)
+    assert callers.told_right(store)
+    assert done_at.pop(9) - start >= 100
+    assert max(done_at.values()) - start <= placing.SHARED_S + 3 * store.lasting_s
+    assert repr(callers.placer) == "<Placer waiting=0 running=0>"
+
+
+async def test_a_statement_of_one_caller_may_take_its_time(autojump_clock: MockClock) -> None:
+    store = Store(lasting_s=100)
+    callers = Callers(Placer(store))
+    await callers.one(0, envelope(0))
+    assert callers.told_right(store)
+    assert store.statements == [[0]]
+
+
 async def test_a_statement_under_way_is_waited_for_beyond_the_patience(autojump_clock: MockClock) -> None:
     store = Store(lasting_s=PATIENCE_S * 0.9)
     callers = Callers(Placer(store))
