@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from urllib.parse import parse_qs
@@ -290,6 +291,15 @@ async def test_a_token_is_refreshed_20_s_early_and_at_least_hourly_B057(
         await trio.sleep(0.5)
         await r.push()
         assert len(r.endpoint.requests) == 2
+
+
+async def test_the_age_of_the_token_is_known_while_there_is_one(autojump_clock: trio.abc.Clock) -> None:
+    async with rig() as r:
+        assert math.isnan(r.channel.credential_age_s())
+        await r.push()
+        fetched = trio.current_time()
+        await trio.sleep(30)
+        assert r.channel.credential_age_s() == pytest.approx(trio.current_time() - fetched, abs=1)
 
 
 async def test_a_failed_exchange_is_shared_and_recovers_with_one_more_T142(autojump_clock: trio.abc.Clock) -> None:
