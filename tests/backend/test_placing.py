@@ -264,7 +264,7 @@ async def test_a_shared_statement_that_hangs_is_given_up_and_everybody_goes_alon
             nursery.start_soon(one, key)
     assert callers.told_right(store)
     assert done_at.pop(9) - start >= 100
-    assert max(done_at.values()) - start <= placing.SHARED_S + 3 * store.lasting_s
+    assert max(done_at.values()) - start <= placing.SHARED_S + 3 * store.lasting_s < 10
     assert repr(callers.placer) == "<Placer waiting=0 running=0>"
 
 

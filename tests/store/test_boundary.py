@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+import itertools
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 import psycopg
@@ -15,6 +19,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from pushd.backend.boundary import BoundaryTask
+from pushd.backend.placing import Placer
 from pushd.core.admission import Retention
 from pushd.errors import StoreError, StoreInvariant
 from pushd.model import NewEnvelope, TopicKind
@@ -351,3 +356,89 @@ def test_the_boundary_never_passes_an_open_id(database_url: str, acts: list[tupl
         [(closed,)] = closer.execute("SELECT close_allocation_boundary(1000)").fetchall()
         [(allocated,)] = closer.execute("SELECT last_value FROM envelope_sequence").fetchall()
         assert closed == allocated, "every id is settled once its publisher is gone"
+
+
+# What a row's payload asks of its publisher's transaction: milliseconds to take with the id in hand, then to fail.
+_OBEDIENT_ROWS = """
+CREATE OR REPLACE FUNCTION obey() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM pg_sleep(get_byte(NEW.payload, 0) / 1000.0);
+    IF get_byte(NEW.payload, 1) = 1 THEN
+        RAISE EXCEPTION 'as asked' USING ERRCODE = 'check_violation';
+    END IF;
+    RETURN NEW;
+END $$;
+CREATE OR REPLACE TRIGGER obey BEFORE INSERT ON envelopes FOR EACH ROW EXECUTE FUNCTION obey();
+"""
+PUBLISHES = st.tuples(st.integers(0, 10), st.sampled_from([0, 0, 0, 1]), st.integers(1, 3), st.sampled_from([0, 0, 8]))
+
+
+@settings(max_examples=8, deadline=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
+@given(publishes=st.lists(PUBLISHES, min_size=4, max_size=24), kills=st.integers(0, 2))
+def test_nothing_appears_below_a_closed_boundary(
+    database_url: str, publishes: list[tuple[int, int, int, int]], kills: int
+) -> None:
+    """The program's own publishes, sharing statements, that are slow, fail, are given up or lose their session.
+
+    What a reader sees up to a boundary right after it was closed is all that there will ever be up to it.
+    """
+
+    async def run() -> None:
+        metrics = Metrics()
+        async with open_database(DatabaseSettings(database_url), metrics) as database:
+            placer = Placer(lambda envelopes: publish_envelopes(database, envelopes, Retention()))
+
+            async def publish(n: int, delay_ms: int, fails: int, size: int, patience_ms: int) -> None:
+                envelopes = [
+                    NewEnvelope(
+                        TopicKind.GROUP_MESSAGE,
+                        b"\x00" + (n % 5).to_bytes(16, "big"),
+                        bytes((delay_ms, fails)),
+                        hashlib.sha256(f"{next(numbers)} {m}".encode()).digest(),
+                    )
+                    for m in range(size)
+                ]
+                with trio.move_on_after(patience_ms / 1_000 or math.inf), suppress(StoreError):
+                    placed = await placer.place(envelopes)
+                    told.update(one.meta.sequence_id for one in placed if one is not None)
+
+            async def work() -> None:
+                async with trio.open_nursery() as publishers:
+                    for n, (delay_ms, fails, size, patience_ms) in enumerate(publishes):
+                        publishers.start_soon(publish, n, delay_ms, fails, size, patience_ms)
+                    for _ in range(kills):
+                        await trio.sleep(0.005)
+                        conn.execute(_KILL_A_PUBLISHER)
+                done.set()
+
+            done = trio.Event()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(work)
+                while not done.is_set():
+                    closed = await advance(database, 3)
+                    if closed is not None:
+                        seen[closed] = visible(closed)
+            allocated = conn.execute("SELECT last_value FROM envelope_sequence").fetchone()
+            assert (await advance(database, 1_000),) in (allocated, (0,))
+
+    def visible(up_to: int) -> list[int]:
+        found = conn.execute("SELECT sequence_id FROM envelopes WHERE sequence_id <= %s ORDER BY 1", (up_to,))
+        return [sequence_id for (sequence_id,) in found]
+
+    numbers = itertools.count()
+    seen: dict[int, list[int]] = {}
+    told: set[int] = set()
+    with psycopg.connect(database_url, autocommit=True) as conn:
+        conn.execute(_OBEDIENT_ROWS)
+        conn.execute("TRUNCATE envelopes, topic_watermark")
+        trio.run(run)
+        for closed, ids in seen.items():
+            assert visible(closed) == ids
+        assert told <= set(visible(2**63 - 1)), "what a publisher was told is there"
+
+
+_KILL_A_PUBLISHER = """
+SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+WHERE datname = current_database() AND pid <> pg_backend_pid() AND query LIKE '%FROM publish_envelopes%'
+    AND state = 'active' LIMIT 1
+"""
