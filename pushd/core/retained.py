@@ -11,16 +11,14 @@ looks at all that waits, except when the whole of it is thrown away.
 
 from __future__ import annotations
 
-import enum
 import heapq
 import math
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Protocol
 
 from attrs import frozen
 
-from pushd.core.fairness import HostQueue
+from pushd.core.lanes import HostLane, Lane, PlainLane, State, Work, host_of
 from pushd.core.retry import Result, Retry, next_step
 from pushd.core.window import Window, Windows
 from pushd.model import (
@@ -44,116 +42,6 @@ class Bounds:
     in_flight: int = IN_FLIGHT_PER_CHANNEL
 
 
-class State(enum.Enum):
-    """Where a delivery is on its way."""
-
-    READY = enum.auto()  # waits for a permit
-    WAITING = enum.auto()  # waits for its retry to be due, without a permit
-    IN_FLIGHT = enum.auto()
-    DONE = enum.auto()
-
-
-class Work:
-    """One delivery on its way. Owned by `Retained`; others read `delivery` and `attempts`."""
-
-    __slots__ = ("all_gone", "attempts", "barred", "delivery", "host", "ready_at", "state", "window")
-
-    def __init__(self, delivery: Delivery, window: Window, host: str, ready_at: float) -> None:
-        self.delivery = delivery
-        self.window = window
-        self.host = host
-        self.attempts = 0
-        """Attempts that came to an outcome."""
-        self.all_gone = True
-        self.barred = False
-        """Its recipient was deleted while it was in flight: there will be no further attempt."""
-        self.ready_at = ready_at
-        """Since when it has been waiting for a permit, or when it last began to."""
-        self.state = State.READY
-
-    def __repr__(self) -> str:
-        return f"<Work {self.delivery.config.channel.label} {self.state.name.lower()} attempts={self.attempts}>"
-
-    @property
-    def rank(self) -> int:
-        """0 for a first attempt, 1 for a retry."""
-        return 1 if self.attempts else 0
-
-
-class _Lane(Protocol):
-    """The ready work of one channel."""
-
-    def __len__(self) -> int: ...
-    def put(self, work: Work) -> None: ...
-    def take(self) -> Work: ...
-    def remove(self, work: Work) -> None: ...
-    def done(self, work: Work) -> None: ...
-    def clear(self) -> list[Work]: ...
-
-
-class _PlainLane:
-    """In order of arrival. An ordered dict, because a deque cannot give up an element of its middle cheaply."""
-
-    def __init__(self) -> None:
-        self._ranks: tuple[OrderedDict[Work, None], OrderedDict[Work, None]] = (OrderedDict(), OrderedDict())
-
-    def __len__(self) -> int:
-        return len(self._ranks[0]) + len(self._ranks[1])
-
-    def put(self, work: Work) -> None:
-        self._ranks[1 if work.attempts else 0][work] = None
-
-    def take(self) -> Work:
-        first, again = self._ranks
-        return (first or again).popitem(last=False)[0]
-
-    def remove(self, work: Work) -> None:
-        del self._ranks[work.rank][work]
-
-    def done(self, work: Work) -> None:
-        pass
-
-    def clear(self) -> list[Work]:
-        works = [*self._ranks[0], *self._ranks[1]]
-        for rank in self._ranks:
-            rank.clear()
-        return works
-
-
-class _HostLane:
-    """Fair between host names."""
-
-    def __init__(self) -> None:
-        self._queue: HostQueue[str, Work] = HostQueue(ranks=2)
-
-    def __len__(self) -> int:
-        return len(self._queue)
-
-    def put(self, work: Work) -> None:
-        self._queue.put(work.host, work, work.rank)
-
-    def take(self) -> Work:
-        return self._queue.take()[1]
-
-    def remove(self, work: Work) -> None:
-        self._queue.remove(work.host, work, work.rank)
-
-    def done(self, work: Work) -> None:
-        self._queue.done(work.host)
-
-    def clear(self) -> list[Work]:
-        return self._queue.clear()
-
-
-def host_of(url: str) -> str:
-    """The host of a stored webhook URL in lower case, as far as fairness needs it: no parser, no error.
-
-    A stored URL was checked to start with `https://` and to hold no user name, so the authority is what stands
-    between the second and the third slash.
-    """
-    return url[8:].partition("/")[0].partition("?")[0].lower()
-
-
 class Retained:
     """Work that waits and work in flight.
 
@@ -168,10 +56,10 @@ class Retained:
     def __init__(self, max_attempts: int, bounds: Bounds | None = None) -> None:
         self._max_attempts = max_attempts
         self._bounds = bounds or Bounds()
-        self._lanes: dict[Channel, _Lane] = {
-            Channel.APNS: _PlainLane(),
-            Channel.FCM: _PlainLane(),
-            Channel.HTTP: _HostLane(),
+        self._lanes: dict[Channel, Lane] = {
+            Channel.APNS: PlainLane(),
+            Channel.FCM: PlainLane(),
+            Channel.HTTP: HostLane(),
         }
         self._in_flight = dict.fromkeys(Channel, 0)
         self._due: list[tuple[float, int, Work]] = []

@@ -13,7 +13,8 @@ from typing import TypeAlias
 
 from prometheus_client import Counter
 
-from pushd.core.retained import Retained, Work
+from pushd.core.lanes import Work
+from pushd.core.retained import Retained
 from pushd.model import Channel, Delivered, Gone, Mismatch, Outcome, Rejected, Terminal, Transient
 from pushd.telemetry import Metrics
 

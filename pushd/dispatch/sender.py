@@ -15,7 +15,8 @@ from typing import Protocol
 
 import trio
 
-from pushd.core.retained import Retained, Work
+from pushd.core.lanes import Work
+from pushd.core.retained import Retained
 from pushd.core.retry import Result
 from pushd.dispatch.instruments import Instruments
 from pushd.dispatch.keeper import Trust

@@ -11,7 +11,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from pushd.core.retained import Bounds, Retained, State, Work, host_of
+from pushd.core.lanes import State, Work, host_of
+from pushd.core.retained import Bounds, Retained
 from pushd.core.retry import Result
 from pushd.core.window import Window, Windows
 from pushd.model import (

@@ -13,7 +13,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from pushd.channels.apns_jwt import LIFETIME_S, ProviderJwt
 from pushd.channels.setup import watch_credentials
-from pushd.core.retained import Retained, Work
+from pushd.core.lanes import Work
+from pushd.core.retained import Retained
 from pushd.core.window import Windows
 from pushd.dispatch.instruments import Instruments
 from pushd.model import (
