@@ -22,14 +22,14 @@ async def test_primary_that_goes_away_and_comes_back_is_found_again(
             world.latency(100)
             async with world.load(100):
                 for _ in range(1 if is_short else 3):
-                    await world.received_more(100)
+                    await world.received_more(300)
                     terms = len(world.cursors)
                     proxy.refuse()
                     await until(lambda: not any(instance.holds for instance in world.up))
                     await trio.sleep(2)
                     proxy.heal()
                     await until(lambda terms=terms: len(world.cursors) > terms)
-                await world.received_more(100)
+                await world.received_more(300)
             report = await world.settle()
             assert report.outcomes == {"delivered": report.received}
             tell(report)

@@ -66,10 +66,10 @@ class Device:
     commits: bool = False
 
 
-def make_devices(per_channel: int) -> list[Device]:
+def make_devices(per_channel: int, channels: Iterable[Channel] = Channel) -> list[Device]:
     """So many recipients on each channel; every other one also wants commits."""
     devices = []
-    for channel, number in itertools.product(Channel, range(per_channel)):
+    for channel, number in itertools.product(channels, range(per_channel)):
         recipient_id = secrets.token_bytes(32)
         name = recipient_id.hex() if channel is Channel.HTTP else hashlib.sha256(recipient_id).hexdigest()
         devices.append(Device(name, channel, recipient_id, secrets.token_bytes(32), commits=number % 2 == 1))
@@ -329,6 +329,11 @@ class World:
 
     # Moments
 
+    def start_position(self, device: Device) -> int:
+        """Above which row a device's subscriptions begin; the same for all of them."""
+        statement = "SELECT max(since_sequence_id) FROM push_subscription WHERE recipient_id = %s"
+        return int(self.ask(statement, device.recipient_id)[0][0])
+
     def cursor(self) -> int:
         """The persisted cursor."""
         return int(self.ask("SELECT sequence_id FROM push_cursor")[0][0])
@@ -357,6 +362,13 @@ class World:
 
     async def statistics(self, channel: Channel) -> dict[str, Any]:
         return await trio.to_thread.run_sync(self.fakes[channel].stats, abandon_on_cancel=True)
+
+    async def quiet(self) -> None:
+        """Return once nothing has arrived for a while."""
+        before = -1
+        while (now := await self.requests()) != before:
+            before = now
+            await trio.sleep(1)
 
     async def received_more(self, count: int) -> None:
         """Return once so many further pushes have arrived."""
@@ -428,6 +440,11 @@ class World:
             found.update(map(_push, kept))
         return found
 
+    async def signing_clocks(self) -> set[int]:
+        """By how many hours the timestamps of the webhooks that arrived were off."""
+        kept = await trio.to_thread.run_sync(self.fakes[Channel.HTTP].requests)
+        return {round((int(each["headers"]["webhook-timestamp"]) - each["wall_s"]) / 3_600) for each in kept}
+
     async def outcomes(self) -> Counter[str]:
         """Outcomes counted by the instances that are up."""
         totals: Counter[str] = Counter()
@@ -473,6 +490,7 @@ async def open_world(
     *,
     instances: int = 2,
     url: Callable[[str], str] | None = None,
+    replica_url: Callable[[str], str] | None = None,
     environ: Mapping[str, str] | None = None,
     devices: int = DEVICES_PER_CHANNEL,
     webhook_port: int | None = None,
@@ -482,6 +500,7 @@ async def open_world(
 
     Args:
         url: what the instances are told instead of the database's own URL, for instance one through a proxy.
+        replica_url: the replica's URL, made of the database's.
         environ: of the instances.
         webhook_port: of a proxy in front of the webhook receiver.
         tables: of every instance's configuration.
@@ -493,6 +512,8 @@ async def open_world(
         world = World(nursery, db, database, fakes, folder)
         world._environ = dict(environ or {})
         world._tables = tables
+        if replica_url is not None:
+            world._tables["database"] = {**tables.get("database", {}), "replica_url": replica_url(database)}
         world.latency(0)
         async with trio.open_nursery() as starting:
             for _ in range(instances):
