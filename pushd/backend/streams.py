@@ -11,7 +11,7 @@ Which envelope is handed over when is decided in `pushd.core.interest`.
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
@@ -28,7 +28,8 @@ from pushd.telemetry import Metrics, StreamEnd
 
 FETCH_WORKERS = 8  # sessions that streams may use at once, so that queries and pushes keep theirs
 HEADS_TOPICS = 10_000  # of one statement; the largest update is ten of them
-OFFERS_AT_ONCE = 1_000  # about 2 ms, then others have a turn
+RUN_BYTES = 64 * 1024  # of one topic's envelopes that are queued as one piece
+OFFERS_AT_ONCE = 500  # about 2 ms, then others have a turn
 _DATABASE_TEXT = "database operation failed"
 _NOT_READY = "streams are not ready"
 _TOO_SLOW = "the reader is too slow"
@@ -56,6 +57,23 @@ class StreamSettings:
     limits: UpdateLimits = field(factory=UpdateLimits)
     keepalive_s: float = 30.0
     pong_s: float = 90.0
+
+
+@frozen
+class Run:
+    """Consecutive envelopes of one topic, encoded together once for all streams they go to."""
+
+    first_id: int
+    last_id: int
+    envelopes: Sequence[StoredEnvelope] = field(repr=False)
+    encoded: bytes = field(repr=False)
+
+
+def _by_topic(envelopes: Iterable[StoredEnvelope]) -> dict[bytes, list[StoredEnvelope]]:
+    topics: dict[bytes, list[StoredEnvelope]] = {}
+    for stored in envelopes:
+        topics.setdefault(stored.meta.topic, []).append(stored)
+    return topics
 
 
 class Stream:
@@ -178,17 +196,21 @@ class Stream:
 
     # --- from the hub
 
-    def offer(self, registration: Registration, sequence_id: int, envelope: bytes, batch: int) -> None:
-        """An envelope of a followed topic was seen, one of a `batch` that comes at once."""
+    def offer(self, registration: Registration, run: Run, batch: int, now: float) -> None:
+        """Envelopes of a followed topic were seen, a part of a `batch` that comes at once."""
         interest, outbound = self._interest, self._outbound
-        if self._end is not None or not interest.is_due(registration, sequence_id):
+        if self._end is not None or not interest.is_due(registration, run.last_id):
             return
         is_burst = outbound.is_burst(batch)
-        if outbound.put_live(envelope, trio.current_time()):
-            interest.hand_over(registration, sequence_id)
+        encoded, count = run.encoded, len(run.envelopes)
+        if registration.position >= run.first_id:  # a page ran ahead of the tailer
+            due = [one for one in run.envelopes if one.meta.sequence_id > registration.position]
+            encoded, count = b"".join(map(self._hub.encode, due)), len(due)
+        if outbound.put_live(encoded, count, now):
+            interest.hand_over(registration, run.last_id)
             self._awake()
         elif is_burst:
-            interest.defer(registration, sequence_id)
+            interest.defer(registration, run.last_id)
         else:
             self._overflow()
 
@@ -318,7 +340,7 @@ class Streams:
     Args:
         store: see the Protocol.
         settings: see there.
-        encode: an envelope as it goes into a frame; called once for each envelope, however many streams it goes to.
+        encode: an envelope as it goes into a frame; called once for what comes live, however many streams it goes to.
         metrics: the `xmtp_stream_*` metrics.
     """
 
@@ -395,16 +417,27 @@ class Streams:
         """Hand over envelopes, ascending within each topic."""
         self._batch += 1
         offers = 0
-        for stored in envelopes:
-            followers = self._followers(stored.meta.topic)
-            if followers:
-                encoded = self.encode(stored)
+        for topic, rows in _by_topic(envelopes).items():
+            for run in self._runs(rows):
+                followers = self._followers(topic)
+                now = trio.current_time()
                 for stream, registration in followers:
-                    stream.offer(registration, stored.meta.sequence_id, encoded, self._batch)
-            offers += len(followers)
-            if offers >= OFFERS_AT_ONCE:
-                offers = 0
-                await trio.lowlevel.checkpoint()
+                    stream.offer(registration, run, self._batch, now)
+                offers += len(followers)
+                if offers >= OFFERS_AT_ONCE:
+                    offers = 0
+                    await trio.lowlevel.checkpoint()
+
+    def _runs(self, rows: Sequence[StoredEnvelope]) -> Iterator[Run]:
+        """The envelopes of a topic in pieces of about RUN_BYTES."""
+        start = 0
+        encoded = bytearray()
+        for at, stored in enumerate(rows, start=1):
+            encoded += self.encode(stored)
+            if at == len(rows) or len(encoded) >= RUN_BYTES:
+                yield Run(rows[start].meta.sequence_id, stored.meta.sequence_id, rows[start:at], bytes(encoded))
+                start = at
+                encoded.clear()
 
     # --- from streams
 

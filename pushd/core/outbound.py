@@ -59,9 +59,9 @@ class Keepalive:
 
 @define(eq=False)
 class Messages:
-    """Encoded envelopes; how many of them were fetched and how many came live."""
+    """Encoded envelopes, one or more a piece; how many of them were fetched and how many came live."""
 
-    envelopes: list[bytes] = field(factory=list, repr=False)
+    pieces: list[bytes] = field(factory=list, repr=False)
     size: int = 0
     catch_up: int = 0
     live: int = 0
@@ -105,9 +105,9 @@ class Outbound:
         self._open = page
         return True
 
-    def put_live(self, envelope: bytes, now: float) -> bool:
-        """Queue an envelope as it came; False, and nothing is queued, when there is no room."""
-        size = len(envelope)
+    def put_live(self, piece: bytes, count: int, now: float) -> bool:
+        """Queue `count` envelopes as they came; False, and nothing is queued, when there is no room."""
+        size = len(piece)
         frame = self._open
         if frame is None or frame.size + size > FRAME_BYTES:
             frame = Messages()
@@ -118,9 +118,9 @@ class Outbound:
             return False
         else:
             self._grow(size)
-        frame.envelopes.append(envelope)
+        frame.pieces.append(piece)
         frame.size += size
-        frame.live += 1
+        frame.live += count
         return True
 
     def take(self, now: float) -> tuple[Frame, float] | None:

@@ -99,7 +99,7 @@ def static_response(frame: Frame, keepalive_ms: int) -> wire.SubscribeStaticResp
 
 
 def _messages(tag: bytes, frame: Messages, _: type[R]) -> R:
-    encoded = EncodedMessages(b"".join((tag, _varint(frame.size), *frame.envelopes)))
+    encoded = EncodedMessages(b"".join((tag, _varint(frame.size), *frame.pieces)))
     return cast("R", encoded)
 
 

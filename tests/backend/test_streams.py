@@ -82,7 +82,7 @@ class MemoryStore:
 
 
 def encode(row: StoredEnvelope) -> bytes:
-    return b"%d " % row.meta.sequence_id + row.payload[8:]
+    return b"%d " % row.meta.sequence_id + row.payload[8:] + b"\n"
 
 
 @pytest.fixture
@@ -109,7 +109,7 @@ async def see(streams: Streams, store: MemoryStore, *rows: StoredEnvelope) -> No
 
 def ids_of(frame: Frame | None) -> list[int]:
     assert isinstance(frame, Messages)
-    return [int(envelope.split(b" ")[0]) for envelope in frame.envelopes]
+    return [int(line.split(b" ")[0]) for line in b"".join(frame.pieces).splitlines()]
 
 
 async def next_ids(stream: Stream) -> list[int]:
@@ -446,6 +446,16 @@ async def test_an_invalid_update_ends_the_stream(store: MemoryStore, metrics: Me
             await stream.next_frame()
     assert labelled(metrics.stream_updates, "applied") == 1
     assert labelled(metrics.stream_updates, "invalid") == 1
+
+
+async def test_a_page_may_run_ahead_of_a_part_of_what_comes_live(store: MemoryStore, metrics: Metrics) -> None:
+    store.rows = [stored(1, A), stored(2, A)]
+    async with running(store, metrics) as streams:
+        stream = await opened(streams, a=0)
+        assert await next_ids(stream) == [1, 2]
+        await see(streams, store, stored(1, A), stored(2, A), stored(3, A), stored(4, A))
+        assert await next_ids(stream) == [3, 4]
+    assert labelled(metrics.stream_envelopes_sent, "live") == 2
 
 
 async def test_updates_done_are_answered_before_the_failure_of_a_later_one(

@@ -1,0 +1,209 @@
+"""Streams of a whole `pushd serve` process: delivery times at a steady rate, and the memory of many idle streams.
+
+    python -m tests.bench.bench_streams
+
+First 1,000 static streams of 10 topics each are opened on a fresh server. Then 500 envelopes a second are published
+over gRPC and every one goes to each of 100 subscribers. A delivery takes from the start of the publish call to the moment
+the subscriber has the decoded envelope; the subscribers and the publisher live in this process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from pushd.rpc.client import Channel, open_channel
+from pushd.rpc.gen.xmtp.backend.v1 import subscription_pb2 as wire
+from pushd.rpc.gen.xmtp.backend.v1.publish_pb2 import PublishRequest, PublishResponse
+from pushd.rpc.gen.xmtp.backend.v1.types_pb2 import Cursor, Topic, TopicQuery
+from tests.support.envelopes import group_envelope
+from tests.support.server import base_config, running_server
+
+POLL_S = 0.1
+PUBLISH = "/xmtp.backend.v1.PublishService/Publish"
+STATIC = "/xmtp.backend.v1.SubscriptionService/SubscribeStatic"
+BODY_BYTES = 512
+GROUPS = 10  # that everything is published to
+STREAMS_PER_CONNECTION = 100
+TICK_S = 0.02  # between two publishes
+
+
+def group(number: int) -> bytes:
+    return number.to_bytes(16, "big")
+
+
+def static_request(topics: Sequence[bytes], cursor: int) -> wire.SubscribeStaticRequest:
+    return wire.SubscribeStaticRequest(
+        topics=[TopicQuery(topic=Topic(topic=b"\x00" + one), cursor=Cursor(sequence_id=cursor)) for one in topics]
+    )
+
+
+class Process:
+    """What the operating system says about the server."""
+
+    def __init__(self, pid: int) -> None:
+        self._folder = Path(f"/proc/{pid}")
+
+    @property
+    def cpu_s(self) -> float:
+        """Processor time, of the system on its behalf too."""
+        fields = (self._folder / "stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    @property
+    def rss_mib(self) -> float:
+        """Resident memory."""
+        [line] = [one for one in (self._folder / "status").read_text().splitlines() if one.startswith("VmRSS:")]
+        return int(line.split()[1]) / 1024
+
+
+@asynccontextmanager
+async def channels(port: int, count: int) -> AsyncIterator[list[Channel]]:
+    async with AsyncExitStack() as stack:
+        yield [await stack.enter_async_context(open_channel("127.0.0.1", port)) for _ in range(count)]
+
+
+class Subscriber:
+    """Keeps when each envelope came."""
+
+    def __init__(self) -> None:
+        self.arrivals: list[tuple[float, list[int]]] = []
+        self.count = 0
+
+    async def run(
+        self, channel: Channel, request: wire.SubscribeStaticRequest, *, task_status: trio.TaskStatus[None]
+    ) -> None:
+        async with channel.stream(STATIC, wire.SubscribeStaticResponse, deadline_s=math.inf) as call:
+            await call.send(request)
+            call.half_close()
+            async for response in call:
+                if response.HasField("started"):
+                    task_status.started()
+                elif response.HasField("messages"):
+                    ids = [envelope.meta.cursor.sequence_id for envelope in response.messages.envelopes]
+                    self.arrivals.append((time.perf_counter(), ids))
+                    self.count += len(ids)
+
+
+async def publish(channel: Channel, rate: int, seconds: float, sent: dict[int, float]) -> None:
+    """Envelopes at a steady rate; `sent` gets the start of the call that stored each."""
+    batch = max(1, round(rate * TICK_S))
+    body = os.urandom(BODY_BYTES)
+
+    async def call(number: int) -> None:
+        envelopes = [
+            group_envelope(group((number * batch + n) % GROUPS), body=body + number.to_bytes(8, "big") + bytes((n,)))
+            for n in range(batch)
+        ]
+        started = time.perf_counter()
+        response = await channel.unary(PUBLISH, PublishRequest(envelopes=envelopes), PublishResponse, deadline_s=20)
+        for meta in response.envelope_metas:
+            sent[meta.cursor.sequence_id] = started
+
+    begin = trio.current_time()
+    async with trio.open_nursery() as nursery:
+        for number in range(round(seconds / TICK_S)):
+            await trio.sleep_until(begin + number * TICK_S)
+            nursery.start_soon(call, number)
+
+
+async def measure_delivery(port: int, process: Process, rate: int, subscribers: int, seconds: float) -> dict[str, Any]:
+    followed = [group(number) for number in range(GROUPS)]
+    readers = [Subscriber() for _ in range(subscribers)]
+    sent: dict[int, float] = {}
+    async with channels(port, 5) as opened, trio.open_nursery() as nursery:
+        for number, reader in enumerate(readers):
+            await nursery.start(reader.run, opened[1 + number % 4], static_request(followed, 0))
+        await publish(opened[0], rate, 1.0, {})  # warm up
+        await trio.sleep(0.5)
+        for reader in readers:
+            reader.arrivals.clear()
+            reader.count = 0
+        cpu, own_cpu, started = process.cpu_s, time.process_time(), time.perf_counter()
+        await publish(opened[0], rate, seconds, sent)
+        with trio.move_on_after(30):
+            while any(reader.count < len(sent) for reader in readers):  # noqa: ASYNC110 - a callback would cost time
+                await trio.sleep(0.01)
+        elapsed = time.perf_counter() - started
+        cpu, own_cpu = process.cpu_s - cpu, time.process_time() - own_cpu
+        nursery.cancel_scope.cancel()
+    for reader in readers:
+        assert sorted(n for _, ids in reader.arrivals for n in ids) == sorted(sent), "each envelope exactly once"
+    delays = sorted((at - sent[n]) / POLL_S for reader in readers for at, ids in reader.arrivals for n in ids)
+    deliveries = len(delays)
+    return {
+        "envelopes_per_s": round(len(sent) / elapsed),
+        "rate": round(deliveries / elapsed),
+        "cpu_us_per_item": round(cpu / deliveries * 1e6, 2),
+        "client_cpu_us_per_item": round(own_cpu / deliveries * 1e6, 2),
+        "delay_p50_intervals": round(statistics.median(delays), 2),
+        "delay_p99_intervals": round(delays[int(deliveries * 0.99)], 2),
+        "delay_max_intervals": round(delays[-1], 2),
+    }
+
+
+async def measure_memory(port: int, process: Process, streams: int) -> dict[str, Any]:
+    before = process.rss_mib
+    async with channels(port, -(-streams // STREAMS_PER_CONNECTION)) as opened, trio.open_nursery() as nursery:
+        for number in range(streams):
+            topics = [group(1_000 + number * 10 + n) for n in range(10)]
+            request = static_request(topics, 0)
+            await nursery.start(Subscriber().run, opened[number // STREAMS_PER_CONNECTION], request)
+        after = process.rss_mib
+        cpu, started = process.cpu_s, time.perf_counter()
+        await trio.sleep(3)
+        idle_cpu = (process.cpu_s - cpu) / (time.perf_counter() - started)
+        nursery.cancel_scope.cancel()
+    return {
+        "static_streams": streams,
+        "static_rss_mib": round(after, 1),
+        "static_kib_per_stream": round((after - before) * 1024 / streams, 1),
+        "static_idle_cpu": round(idle_cpu, 3),
+    }
+
+
+async def measure(arguments: argparse.Namespace) -> dict[str, Any]:
+    config = base_config(server={"request_logger": False})
+    with tempfile.TemporaryDirectory(prefix="pushd-bench-") as folder:
+        async with running_server(Path(folder), config) as server:
+            process = Process(server.process.pid)
+            # First, while nothing else has made the process grow.
+            memory = await measure_memory(server.grpc_port, process, arguments.streams)
+            delivery = await measure_delivery(
+                server.grpc_port, process, arguments.rate, arguments.subscribers, arguments.seconds
+            )
+            rss_mib = process.rss_mib
+            server.process.terminate()
+            await server.wait_exit()
+    return {
+        "name": "streams",
+        **delivery,
+        "bound": arguments.rate * arguments.subscribers,
+        "ratio_to_bound": round(delivery["rate"] / (arguments.rate * arguments.subscribers), 2),
+        "rss_mib": round(rss_mib, 1),
+        **memory,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rate", type=int, default=500)
+    parser.add_argument("--subscribers", type=int, default=100)
+    parser.add_argument("--seconds", type=float, default=8.0)
+    parser.add_argument("--streams", type=int, default=1_000)
+    print(json.dumps(trio.run(measure, parser.parse_args())))
+
+
+if __name__ == "__main__":
+    main()
