@@ -7,10 +7,12 @@ from contextlib import suppress
 
 import trio
 
-from pushd.rpc.machine import CallEnded, ClientMachine, MessageReceived, RawHeaders
+from pushd.errors import Code
+from pushd.rpc.machine import CallEnded, ClientMachine, MessageReceived, RawHeaders, Status
 from pushd.rpc.wire import Wire
 
 _READ_BYTES = 64 * 1024
+_CLOSED = Status(Code.CANCELLED, "the call was closed here")
 
 
 class Inbox:
@@ -97,9 +99,12 @@ class ClientConnection:
         return stream_id, inbox
 
     def close_call(self, stream_id: int) -> None:
-        """Forgets a call, cancelling it on the server if it has not ended."""
-        if self._calls.pop(stream_id, None) is not None:
+        """Forgets a call, cancelling it on the server if it has not ended; whoever waits for it is told."""
+        inbox = self._calls.pop(stream_id, None)
+        if inbox is not None:
             self.machine.cancel(stream_id)
+            if inbox.ended is None:
+                inbox.put(CallEnded(stream_id, _CLOSED))
         self.wire.poke()
         self._notify()
 

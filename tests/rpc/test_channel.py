@@ -15,7 +15,7 @@ from attrs import define
 
 from pushd.errors import Code, StatusError
 from pushd.rpc.check import check_health
-from pushd.rpc.client import Channel, ChannelSettings, open_channel
+from pushd.rpc.client import Channel, ChannelSettings, ClientCall, open_channel
 from pushd.rpc.gen.xmtp.backend.v1.types_pb2 import Topic
 from pushd.rpc.health import Health
 from pushd.rpc.server import serve_rpc
@@ -199,6 +199,21 @@ async def test_leaving_a_stream_early_cancels_it_on_the_server() -> None:
                 await server.echo.hung.wait()
             await server.echo.released.wait()
             assert await echoed(channel) == b"x"
+
+
+async def test_closing_a_call_tells_the_task_that_waits_for_it() -> None:
+    with trio.fail_after(30):
+        async with serving() as server, open_channel("127.0.0.1", server.port) as channel:
+            async with channel.stream(HANG_CLIENT, Topic, deadline_s=60) as call, trio.open_nursery() as nursery:
+                nursery.start_soon(_expect_cancelled, call)
+                await server.echo.hung.wait()
+                call.close()
+            await server.echo.released.wait()
+
+
+async def _expect_cancelled(call: ClientCall[Topic]) -> None:
+    with pytest.raises(StatusError, match="CANCELLED"):
+        await call.receive()
 
 
 async def test_more_calls_than_streams_wait_for_their_turn() -> None:
