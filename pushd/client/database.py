@@ -36,7 +36,6 @@ CREATE TABLE settings (
   failure INTEGER,
   config TEXT,
   generation INTEGER NOT NULL DEFAULT 0,
-  cleared_generation INTEGER NOT NULL DEFAULT 0,
   registration_owed INTEGER NOT NULL DEFAULT 0,
   renewal_ns INTEGER,
   topic_count INTEGER,

@@ -55,7 +55,6 @@ class Settings:
 
     Attributes:
         generation: counts enables and disables, so that a late answer knows that it is late.
-        cleared_generation: the generation that last cleared the uploaded set.
         registration_owed: a Register has to succeed before anything is uploaded.
         renewal_ns: when to register anew, None before the first answer.
         repairing: stale rows are being uploaded again; counts are not compared meanwhile.
@@ -69,7 +68,6 @@ class Settings:
     identity: Identity | None
     config: NotificationConfig | None
     generation: int
-    cleared_generation: int
     registration_owed: bool
     renewal_ns: int | None
     last_state: RecipientState | None

@@ -2,8 +2,7 @@
 
 Requests never overlap: an inline call and the task take turns under one lock. The local file is written at once,
 though, so an answer may find that the user has decided otherwise meanwhile. Every enable and disable therefore starts a
-new generation. A late answer never changes the state of a newer one; what it says about uploaded topics is still true,
-unless they were cleared since (PUSH-081).
+new generation. A late answer never changes the state of a newer one; what it says about uploaded topics is still true.
 """
 
 from __future__ import annotations
@@ -223,8 +222,8 @@ class Notifications:
         late = newest.generation != asked.generation
         if not isinstance(answer, Code):
             with transaction(self._db):
-                if newest.cleared_generation <= asked.generation:
-                    uploads.confirm(self._db, wanted, change)
+                # True even if notifications went off and on meanwhile: no Unregister can have come in between.
+                uploads.confirm(self._db, wanted, change)
                 if not late:
                     self._record(newest, recipient_state(answer))
             return self._now_ns()

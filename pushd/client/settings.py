@@ -12,8 +12,8 @@ from pushd.client.values import Consent, NotificationConfig, RecipientState
 from pushd.errors import Code
 from pushd.model import RECIPIENT_ID_BYTES, RECIPIENT_SECRET_BYTES, Channel, DeliveryConfig
 
-_COLUMNS = """state, failure, recipient_id, recipient_secret, config, generation, cleared_generation, registration_owed,
-  renewal_ns, topic_count, channel, expires_at_ns, repairing, known_excess, withheld, withheld_set"""
+_COLUMNS = """state, failure, recipient_id, recipient_secret, config, generation, registration_owed, renewal_ns,
+  topic_count, channel, expires_at_ns, repairing, known_excess, withheld, withheld_set"""
 
 MAX_COUNT = 2**63 - 1  # SQLite's integers are signed; the wire's count is not
 
@@ -27,7 +27,6 @@ def load(db: sqlite3.Connection) -> Settings:
         recipient_secret,
         config,
         generation,
-        cleared_generation,
         registration_owed,
         renewal_ns,
         topic_count,
@@ -44,7 +43,6 @@ def load(db: sqlite3.Connection) -> Settings:
         identity=None if recipient_id is None else Identity(recipient_id, recipient_secret),
         config=None if config is None else decode_config(config),
         generation=generation,
-        cleared_generation=cleared_generation,
         registration_owed=bool(registration_owed),
         renewal_ns=renewal_ns,
         last_state=None if topic_count is None else RecipientState(topic_count, channel_of(channel), expires_at_ns),
@@ -78,7 +76,7 @@ def disable(db: sqlite3.Connection) -> int:
     """Turn notifications off and forget everything but the identity; returns the new generation (PUSH-081)."""
     db.execute(
         """UPDATE settings SET state = :disabled, failure = NULL, config = NULL, generation = generation + 1,
-             cleared_generation = generation + 1, registration_owed = 0, renewal_ns = NULL, topic_count = NULL,
+             registration_owed = 0, renewal_ns = NULL, topic_count = NULL,
              channel = NULL, expires_at_ns = NULL, repairing = 0, known_excess = 0, withheld = 0,
              withheld_set = NULL""",
         {"disabled": State.DISABLED},

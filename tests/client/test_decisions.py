@@ -86,7 +86,6 @@ SETTINGS = Settings(
     identity=None,
     config=None,
     generation=1,
-    cleared_generation=0,
     registration_owed=False,
     renewal_ns=NOW + DAY_NS,
     last_state=None,

@@ -321,6 +321,31 @@ async def test_T183_upload_that_ends_after_a_new_configuration_is_kept_and_then_
     assert rig.faults.take() == ["update", "register", "update"]
 
 
+async def test_late_upload_does_not_pass_for_the_registration_of_a_newer_configuration(rig: Rig, world: World) -> None:
+    await rig.enabled(ONLY_GROUPS)
+    rig.groups(1)
+    pause = Pause(after=True)
+    rig.faults.next("update", pause)
+    rig.faults.next("register", Code.UNAVAILABLE)
+    async with trio.open_nursery() as nursery:
+
+        async def enable() -> None:
+            with pytest.raises(NotificationsDelayed):
+                await rig.client.enable_notifications(NotificationConfig(fcm("token-2"), include_welcomes=False))
+
+        nursery.start_soon(rig.step)
+        await pause.reached.wait()
+        nursery.start_soon(enable)
+        await trio.testing.wait_all_tasks_blocked()
+        pause.released.set()
+    state = rig.client.notification_state()
+    assert isinstance(state, Enabled)
+    assert not state.registered
+    rig.clock.advance(60 * 10**9)
+    await rig.settle()
+    assert await world.delivery(rig.recipient_id) == "token-2"
+
+
 @pytest.mark.parametrize("after", [True, False], ids=["done", "not-yet-sent"])
 async def test_T184_upload_that_ends_after_disable_is_dropped(rig: Rig, world: World, after: bool) -> None:
     await rig.enabled(ONLY_GROUPS)
