@@ -3,8 +3,10 @@
     python -m tests.bench.bench_streams
 
 First 1,000 static streams of 10 topics each are opened on a fresh server. Then 500 envelopes a second are published
-over gRPC and every one goes to each of 100 subscribers. A delivery takes from the start of the publish call to the moment
-the subscriber has the decoded envelope; the subscribers and the publisher live in this process.
+over gRPC, in calls of ten to one topic: to topics of which each of 100 subscribers follows ten of its own (`own_*`),
+and to ten topics that all of them follow, so that every envelope goes out a hundred times. A delivery takes from the
+start of the publish call to the moment the subscriber has the decoded envelope; the subscribers and the publisher live
+in this process.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ POLL_S = 0.1
 PUBLISH = "/xmtp.backend.v1.PublishService/Publish"
 STATIC = "/xmtp.backend.v1.SubscriptionService/SubscribeStatic"
 BODY_BYTES = 512
-GROUPS = 10  # that everything is published to
+TOPICS = 10  # of one subscriber
 STREAMS_PER_CONNECTION = 100
 TICK_S = 0.02  # between two publishes
 
@@ -96,14 +98,14 @@ class Subscriber:
                     self.count += len(ids)
 
 
-async def publish(channel: Channel, rate: int, seconds: float, sent: dict[int, float]) -> None:
-    """Envelopes at a steady rate; `sent` gets the start of the call that stored each."""
+async def publish(channel: Channel, groups: int, rate: int, seconds: float, sent: dict[int, float]) -> None:
+    """Envelopes at a steady rate to the groups in turn; `sent` gets the start of the call that stored each."""
     batch = max(1, round(rate * TICK_S))
     body = os.urandom(BODY_BYTES)
 
     async def call(number: int) -> None:
         envelopes = [
-            group_envelope(group((number * batch + n) % GROUPS), body=body + number.to_bytes(8, "big") + bytes((n,)))
+            group_envelope(group(number % groups), body=body + number.to_bytes(8, "big") + bytes((n,)))
             for n in range(batch)
         ]
         started = time.perf_counter()
@@ -118,37 +120,44 @@ async def publish(channel: Channel, rate: int, seconds: float, sent: dict[int, f
             nursery.start_soon(call, number)
 
 
-async def measure_delivery(port: int, process: Process, rate: int, subscribers: int, seconds: float) -> dict[str, Any]:
-    followed = [group(number) for number in range(GROUPS)]
+async def measure_delivery(
+    port: int, process: Process, rate: int, seconds: float, subscribers: int, *, shared: bool
+) -> dict[str, Any]:
     readers = [Subscriber() for _ in range(subscribers)]
     sent: dict[int, float] = {}
+    groups = TOPICS if shared else TOPICS * subscribers
+
+    def delivered() -> int:
+        return sum(reader.count for reader in readers)
+
     async with channels(port, 5) as opened, trio.open_nursery() as nursery:
         for number, reader in enumerate(readers):
-            await nursery.start(reader.run, opened[1 + number % 4], static_request(followed, 0))
-        await publish(opened[0], rate, 1.0, {})  # warm up
-        await trio.sleep(0.5)
+            first = 0 if shared else TOPICS * number
+            request = static_request([group(first + n) for n in range(TOPICS)], 0)
+            await nursery.start(reader.run, opened[1 + number % 4], request)
+        await publish(opened[0], groups, rate, 1.0, {})  # warm up
+        await trio.sleep(1)
         for reader in readers:
             reader.arrivals.clear()
             reader.count = 0
         cpu, own_cpu, started = process.cpu_s, time.process_time(), time.perf_counter()
-        await publish(opened[0], rate, seconds, sent)
+        await publish(opened[0], groups, rate, seconds, sent)
+        due = len(sent) * (subscribers if shared else 1)
         with trio.move_on_after(30):
-            while any(reader.count < len(sent) for reader in readers):  # noqa: ASYNC110 - a callback would cost time
+            while delivered() < due:  # noqa: ASYNC110 - telling would cost time
                 await trio.sleep(0.01)
         elapsed = time.perf_counter() - started
         cpu, own_cpu = process.cpu_s - cpu, time.process_time() - own_cpu
         nursery.cancel_scope.cancel()
-    for reader in readers:
-        assert sorted(n for _, ids in reader.arrivals for n in ids) == sorted(sent), "each envelope exactly once"
+    got = sorted(n for reader in readers for _, ids in reader.arrivals for n in ids)
+    assert got == sorted(list(sent) * (due // len(sent))), "every delivery once"
     delays = sorted((at - sent[n]) / POLL_S for reader in readers for at, ids in reader.arrivals for n in ids)
-    deliveries = len(delays)
     return {
-        "envelopes_per_s": round(len(sent) / elapsed),
-        "rate": round(deliveries / elapsed),
-        "cpu_us_per_item": round(cpu / deliveries * 1e6, 2),
-        "client_cpu_us_per_item": round(own_cpu / deliveries * 1e6, 2),
+        "rate": round(due / elapsed),
+        "cpu_us_per_item": round(cpu / due * 1e6, 2),
+        "client_cpu_us_per_item": round(own_cpu / due * 1e6, 2),
         "delay_p50_intervals": round(statistics.median(delays), 2),
-        "delay_p99_intervals": round(delays[int(deliveries * 0.99)], 2),
+        "delay_p99_intervals": round(delays[int(due * 0.99)], 2),
         "delay_max_intervals": round(delays[-1], 2),
     }
 
@@ -157,7 +166,7 @@ async def measure_memory(port: int, process: Process, streams: int) -> dict[str,
     before = process.rss_mib
     async with channels(port, -(-streams // STREAMS_PER_CONNECTION)) as opened, trio.open_nursery() as nursery:
         for number in range(streams):
-            topics = [group(1_000 + number * 10 + n) for n in range(10)]
+            topics = [group(1_000_000 + number * TOPICS + n) for n in range(TOPICS)]
             request = static_request(topics, 0)
             await nursery.start(Subscriber().run, opened[number // STREAMS_PER_CONNECTION], request)
         after = process.rss_mib
@@ -180,9 +189,9 @@ async def measure(arguments: argparse.Namespace) -> dict[str, Any]:
             process = Process(server.process.pid)
             # First, while nothing else has made the process grow.
             memory = await measure_memory(server.grpc_port, process, arguments.streams)
-            delivery = await measure_delivery(
-                server.grpc_port, process, arguments.rate, arguments.subscribers, arguments.seconds
-            )
+            load = server.grpc_port, process, arguments.rate, arguments.seconds, arguments.subscribers
+            own = await measure_delivery(*load, shared=False)
+            delivery = await measure_delivery(*load, shared=True)
             rss_mib = process.rss_mib
             server.process.terminate()
             await server.wait_exit()
@@ -192,6 +201,7 @@ async def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         "bound": arguments.rate * arguments.subscribers,
         "ratio_to_bound": round(delivery["rate"] / (arguments.rate * arguments.subscribers), 2),
         "rss_mib": round(rss_mib, 1),
+        **{f"own_{name}": figure for name, figure in own.items()},
         **memory,
     }
 
@@ -200,7 +210,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rate", type=int, default=500)
     parser.add_argument("--subscribers", type=int, default=100)
-    parser.add_argument("--seconds", type=float, default=8.0)
+    parser.add_argument("--seconds", type=float, default=6.0)
     parser.add_argument("--streams", type=int, default=1_000)
     print(json.dumps(trio.run(measure, parser.parse_args())))
 
