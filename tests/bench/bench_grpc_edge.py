@@ -205,6 +205,7 @@ def main() -> None:
                 "ratio_to_bound": round(plain["rate"] / TARGET, 2),
                 "cpu_us_per_item": round(plain["cpu_us"], 1),
                 "rss_mib": round(plain["rss_mib"]),
+                "rate_of_one_core": round(1e6 / plain["cpu_us"]),
                 "rate_with_log_lines": round(logged["rate"]),
                 "cpu_us_per_item_with_log_lines": round(logged["cpu_us"], 1),
             }
