@@ -24,6 +24,7 @@ from pushd.telemetry import Event, Metrics, StreamEnd, get_logger
 
 PAGE_ROWS = 1_024
 PAYLOAD_BYTES = 64 * 2**20  # loaded by one poll
+REPLICA_REPORT_S = 10.0
 _FAILED = "streams lost the database"
 _TOO_MANY_GAPS = "too many envelopes are not settled"
 
@@ -140,9 +141,11 @@ class Tailer:
         Then it shows whatever a subscriber can have read from any instance up to that boundary.
         """
         boundary = await self._store.load_primary_boundary()
-        while True:
-            if await session.load_boundary() >= boundary:
-                break
+        reported = trio.current_time()
+        while await session.load_boundary() < boundary:
+            if trio.current_time() - reported >= REPLICA_REPORT_S:
+                reported = trio.current_time()
+                self._log.warning(Event.REPLICA_WAIT)
             await trio.sleep(self._poll_interval_s)
         self._unread = Unread(boundary)
 
