@@ -11,6 +11,7 @@ known by its hash, so a repeat stores nothing new. `settle` waits for the end of
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import http.client
 import itertools
@@ -415,7 +416,21 @@ class World:
             dict(sorted(totals.items())),
         )
         assert ledger.faults() == [], f"{report.line()}; terms began at {ledger.cursors}"
+        self.check_logs()
         return report
+
+    def check_logs(self) -> None:
+        """No fault from outside is a defect to any instance, and none makes it tell what is private."""
+        private = [
+            text for device in self.devices for text in (device.name, device.recipient_id.hex(), device.secret.hex())
+        ]
+        private += [text for topic in self.topics for text in (topic.hex(), base64.b64encode(topic).decode())]
+        for instance in self.instances:
+            levels = {event.get("level") for event in instance.server.events}
+            assert levels <= {"debug", "info", "warning"}, instance.server.lines[-30:]
+            assert len(instance.server.events) == len(instance.server.lines), "something that is no event was printed"
+            text = "\n".join(instance.server.lines)
+            assert not any(value in text for value in private)
 
     def ledger(self, arrived: Counter[Push], attempts: int = 1) -> Ledger:
         subscribers = [
