@@ -76,7 +76,6 @@ class Event(enum.StrEnum):
     STOPPED = "stopped"
     STOP_NOW = "stop_now"
     MIGRATED = "migrated"
-    START_FAILED = "start_failed"
     CRASHED = "crashed"
     DATABASE_STARTED = "database_started"
     DATABASE_REPLACED = "database_replaced"
