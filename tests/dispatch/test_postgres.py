@@ -97,7 +97,7 @@ async def test_rows_settle_are_sent_and_the_cursor_follows(database_url: str, se
         await eventually(lambda: seed.cursor() == 2)
         assert seed.lock_holders()[0][1].startswith("pushd dispatcher ")
         await running.stopped(5)
-        assert seed.lock_holders() == []
+        await eventually(lambda: seed.lock_holders() == [])  # the server may yet have to hear of the closed session
     assert len(set(provider.attempts)) == 6
 
 
@@ -157,7 +157,7 @@ async def test_t106_killed_lock_session_hands_over_and_the_old_holder_sends_noth
             seed.envelopes([(2, topic(1))])
             seed.settle(2)
             await eventually(lambda: seed.cursor() == 2)
-            assert taking.rows() == [1, 2]
+            assert sorted(taking.rows()) == [1, 2]  # two windows in flight together may start in either order
             assert stuck.rows() == [1]
 
 

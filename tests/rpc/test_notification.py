@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import trio
-import trio_asyncio
 
 from pushd.channels.resolver import check_webhook_url
 from pushd.core.addresses import Address
@@ -463,8 +462,7 @@ async def test_closed_pool_is_unavailable_on_every_method(database_url: str, met
     async with open_database(DatabaseSettings(database_url), metrics) as database:
         api = Api(database, metrics)
         await api.register(FCM)
-        assert database._primary is not None
-        await trio_asyncio.aio_as_trio(database._primary.close)()
+        database.close()
         for call in (api.register(FCM), api.update([add(group(1))]), api.unregister()):
             with pytest.raises(StoreUnavailable) as raised:
                 await call
