@@ -82,7 +82,7 @@ class Stream:
     def __init__(self, hub: Streams, *, is_static: bool) -> None:
         self._hub = hub
         self._is_static = is_static
-        self._interest = Interest()
+        self._interest = Interest(self)
         self._outbound = Outbound()
         self._last_update_id = 0
         self._fetching = False
@@ -111,7 +111,7 @@ class Stream:
         refusal = refuse_static(topics, self._hub.settings.limits)
         if refusal is not None:
             raise self._refused(refusal)
-        registrations = [self._follow(wanted) for wanted in topics]
+        registrations = self._follow(topics)
         heads = await self._load_heads(registrations)
         self._put(Started([(wanted.topic, head) for wanted, head in zip(topics, heads, strict=True)]))
         self._know_heads(registrations, heads)
@@ -134,10 +134,9 @@ class Stream:
             self._hub.metrics.stream_updates.labels("invalid").inc()
             raise self._refused(refusal)
         self._last_update_id = update.update_id
-        for topic in update.removes:
-            if interest.remove(topic):
-                self._hub.leave(self, topic)
-        added = [self._follow(wanted) for wanted in update.adds if wanted.topic not in interest]
+        removed = [interest.remove(topic) for topic in update.removes]
+        self._hub.leave([one for one in removed if one is not None])
+        added = self._follow([wanted for wanted in update.adds if wanted.topic not in interest])
         heads = await self._load_heads(added)
         # Nothing of the new topics can be in front of this frame: until `_know_heads` they are neither live nor behind.
         self._put(Applied(update.update_id, [(one.topic, head) for one, head in zip(added, heads, strict=True)]))
@@ -214,16 +213,16 @@ class Stream:
         else:
             self._overflow()
 
-    def is_live(self, registration: Registration, sequence_id: int) -> bool:
+    def is_due(self, registration: Registration, sequence_id: int) -> bool:
         """Whether the envelope of this id, which was seen, would be handed over now; else it is noted."""
         return self._interest.is_due(registration, sequence_id)
 
     # --- inside
 
-    def _follow(self, wanted: Wanted) -> Registration:
-        registration = self._interest.add(wanted.topic, wanted.cursor)
-        self._hub.join(self, registration)
-        return registration
+    def _follow(self, topics: Sequence[Wanted]) -> list[Registration]:
+        registrations = [self._interest.add(wanted.topic, wanted.cursor) for wanted in topics]
+        self._hub.join(registrations)
+        return registrations
 
     async def _load_heads(self, registrations: Sequence[Registration]) -> list[int]:
         heads: list[int] = []
@@ -310,8 +309,7 @@ class Stream:
             return
         self._end = end
         self._failure = failure
-        self._hub.left(self, self._interest.topics, end)
-        self._interest.clear()
+        self._hub.left(self, self._interest.clear(), end)
         if failure is None or end in _WITHOUT_THE_REST:
             self._outbound.clear()
         self._awake()
@@ -356,7 +354,8 @@ class Streams:
         self.encode = encode
         self.metrics = metrics
         self._streams: set[Stream] = set()
-        self._topics: dict[bytes, dict[Stream, Registration]] = {}
+        # Tuples, because most topics have one follower here and reading happens far more often than changing.
+        self._topics: dict[bytes, tuple[Registration, ...]] = {}
         self._workers = trio.CapacityLimiter(FETCH_WORKERS)
         self._nursery: trio.Nursery | None = None
         self._is_ready = False
@@ -400,15 +399,16 @@ class Streams:
     def suspend(self, failure: StatusError, end: StreamEnd) -> None:
         """Envelopes may have been missed: end all streams with `failure`, and open none until `resume`."""
         self._is_ready = False
+        self._topics.clear()
         for stream in tuple(self._streams):
-            stream.fail(failure, end)
+            stream.fail(StatusError(failure.code, failure.message), end)
 
     def select(self, seen: Iterable[tuple[int, bytes]]) -> set[int]:
         """Which of the seen (id, topic) have to be delivered; the others need not be loaded."""
         wanted: set[int] = set()
         for sequence_id, topic in seen:
             # Every registration has to hear of it, so this is not to be cut short.
-            due = [s.is_live(registration, sequence_id) for s, registration in self._followers(topic)]
+            due = [one.owner.is_due(one, sequence_id) for one in self._topics.get(topic, ())]
             if any(due):
                 wanted.add(sequence_id)
         return wanted
@@ -419,10 +419,10 @@ class Streams:
         offers = 0
         for topic, rows in _by_topic(envelopes).items():
             for run in self._runs(rows):
-                followers = self._followers(topic)
+                followers = self._topics.get(topic, ())
                 now = trio.current_time()
-                for stream, registration in followers:
-                    stream.offer(registration, run, self._batch, now)
+                for registration in followers:
+                    registration.owner.offer(registration, run, self._batch, now)
                 offers += len(followers)
                 if offers >= OFFERS_AT_ONCE:
                     offers = 0
@@ -441,23 +441,25 @@ class Streams:
 
     # --- from streams
 
-    def join(self, stream: Stream, registration: Registration) -> None:
-        """The stream follows a topic."""
-        self._topics.setdefault(registration.topic, {})[stream] = registration
-        self.metrics.stream_topics_registered.inc()
+    def join(self, registrations: Sequence[Registration]) -> None:
+        """Tell their owner of what is seen of these topics."""
+        for one in registrations:
+            self._topics[one.topic] = (*self._topics.get(one.topic, ()), one)
+        self.metrics.stream_topics_registered.inc(len(registrations))
 
-    def leave(self, stream: Stream, topic: bytes) -> None:
-        """The stream follows the topic no more."""
-        followers = self._topics[topic]
-        del followers[stream]
-        if not followers:
-            del self._topics[topic]
-        self.metrics.stream_topics_registered.dec()
+    def leave(self, registrations: Sequence[Registration]) -> None:
+        """Tell them nothing more."""
+        for one in registrations:
+            others = tuple(other for other in self._topics.get(one.topic, ()) if other is not one)
+            if others:
+                self._topics[one.topic] = others
+            else:
+                self._topics.pop(one.topic, None)
+        self.metrics.stream_topics_registered.dec(len(registrations))
 
-    def left(self, stream: Stream, topics: Iterable[bytes], end: StreamEnd) -> None:
+    def left(self, stream: Stream, registrations: Sequence[Registration], end: StreamEnd) -> None:
         """The stream ended."""
-        for topic in topics:
-            self.leave(stream, topic)
+        self.leave(registrations)
         self._streams.remove(stream)
         self.metrics.stream_sessions.labels(stream.kind).dec()
         self.metrics.stream_ended.labels(end).inc()
@@ -492,10 +494,6 @@ class Streams:
     def count_sent(self, frame: Frame, waited_s: float) -> None:
         """A frame was handed to the transport."""
         self._sent.count(frame, waited_s)
-
-    def _followers(self, topic: bytes) -> tuple[tuple[Stream, Registration], ...]:
-        followers = self._topics.get(topic)
-        return tuple(followers.items()) if followers is not None else ()
 
 
 class _SentCounters:

@@ -16,7 +16,8 @@ sends those that still owe something to the end, so that none gets a second page
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 from attrs import frozen
 
@@ -28,14 +29,16 @@ class Registration:
     """One followed topic of one stream. Compared by identity: a topic removed and added again is another one.
 
     Attributes:
+        owner: whose registration it is; not looked at here.
         position: everything up to this id was handed over, or was not asked for.
         known: the highest id that the topic is known to have.
         is_live: see the module.
     """
 
-    __slots__ = ("is_live", "known", "position", "topic")
+    __slots__ = ("is_live", "known", "owner", "position", "topic")
 
-    def __init__(self, topic: bytes, cursor: int) -> None:
+    def __init__(self, owner: Any, topic: bytes, cursor: int) -> None:
+        self.owner = owner
         self.topic = topic
         self.position = cursor
         self.known = cursor
@@ -55,9 +58,10 @@ class Asked:
 
 
 class Interest:
-    """The registrations of one stream."""
+    """The registrations of one stream, their `owner`."""
 
-    def __init__(self) -> None:
+    def __init__(self, owner: Any = None) -> None:
+        self._owner = owner
         self._registrations: dict[bytes, Registration] = {}
         self._behind: deque[Registration] = deque()
 
@@ -71,29 +75,26 @@ class Interest:
         return topic in self._registrations
 
     @property
-    def topics(self) -> Iterable[bytes]:
-        """The followed topics."""
-        return self._registrations.keys()
-
-    @property
     def is_behind(self) -> bool:
         """Whether a turn is due."""
         return bool(self._behind)
 
     def add(self, topic: bytes, cursor: int) -> Registration:
         """Follow a topic from above `cursor`. It is neither live nor behind before its head is known."""
-        registration = Registration(topic, cursor)
+        registration = Registration(self._owner, topic, cursor)
         self._registrations[topic] = registration
         return registration
 
-    def remove(self, topic: bytes) -> bool:
-        """Stop following a topic; whether it was followed."""
-        return self._registrations.pop(topic, None) is not None
+    def remove(self, topic: bytes) -> Registration | None:
+        """Stop following a topic; None when it was not followed."""
+        return self._registrations.pop(topic, None)
 
-    def clear(self) -> None:
-        """Follow nothing any more."""
+    def clear(self) -> list[Registration]:
+        """Follow nothing any more; returns what was followed."""
+        followed = list(self._registrations.values())
         self._registrations.clear()
         self._behind.clear()
+        return followed
 
     def found_heads(self, registrations: Sequence[Registration], heads: Sequence[int]) -> None:
         """The newest ids of these topics, 0 for an empty one, read after the registrations were made."""

@@ -17,6 +17,7 @@ from attrs import define, field, frozen
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from pushd.errors import StatusError
 from pushd.rpc.client import ClientCall, open_channel
 from pushd.rpc.gen.xmtp.backend.v1 import subscription_pb2 as wire
 from pushd.store.database import DatabaseSettings, open_database
@@ -124,7 +125,11 @@ class Subscriber:
                     else:
                         await self.change(cursors, [])
                     task_status.started()
-                    await self._read()
+                    try:
+                        await self._read()
+                    except StatusError:
+                        if not self.has_left:
+                            raise
 
     async def _read(self) -> None:
         assert self.call is not None
