@@ -124,7 +124,8 @@ async def serve(
         async with trio.open_nursery() as infra:
             status = Status(database, metrics, senders.keys())
             infra.start_soon(status.run)
-            infra.start_soon(serve_ops, ops, status.pages())
+            if ops:
+                infra.start_soon(serve_ops, ops, status.pages())
             boundary = make_boundary(config, database, metrics)
             await infra.start(boundary.run)
             streams = make_streams(config, database, metrics)

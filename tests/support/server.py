@@ -43,7 +43,7 @@ class ServerProcess:
         self.events: list[dict[str, Any]] = []
         self.lines: list[str] = []
         self.grpc = ""
-        self.metrics = ""
+        self.metrics: str | None = ""
         self._changed = trio.Event()
         self._ended = False
 

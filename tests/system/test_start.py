@@ -163,6 +163,14 @@ async def test_two_servers_share_one_pushd_db(folder: Path) -> None:
     assert db.returncode == 0
 
 
+async def test_metrics_listener_can_be_switched_off(folder: Path) -> None:
+    async with running_server(folder, base_config(telemetry={"metrics_listen": ""})) as server:
+        assert server.metrics is None
+        server.send_signal(signal.SIGTERM)
+        with trio.fail_after(30):
+            assert await server.wait_exit() == 0
+
+
 async def test_second_server_on_one_data_directory_is_refused(folder: Path) -> None:
     async with running_server(folder, base_config()):
         result = pushd("serve", "--config", folder / "pushd.toml", "--data-dir", folder / "data")
