@@ -25,7 +25,8 @@ RETAINED_DELIVERIES = 10_000
 IN_FLIGHT_PER_CHANNEL = 256
 ATTEMPT_S = 10.0  # one attempt: credentials, DNS, connect, headers, body
 RETRY_MAX_S = 300.0
-MAX_TARGET_CHARACTERS = 2_048  # ruling 4: device token or webhook URL
+TIMED_OUT = "timeout"  # reason of a transient outcome whose attempt ran out of time
+MAX_TARGET_CHARACTERS = 2_048  # device token or webhook URL; providers' are a tenth of that, and rows must stay small
 
 
 class Channel(enum.IntEnum):
@@ -100,7 +101,8 @@ class Delivery:
     recipient_id: bytes = field(repr=False)
     config: DeliveryConfig
     secret_hash: bytes = field(repr=False)
-    """SHA-256 of the owner's secret: part of the guard of PUSH-046's delete (ruling 25)."""
+    """SHA-256 of the owner's secret: part of the guard of the delete in PUSH-046, because whoever
+    registers with another secret is another owner, even with the same token."""
     server_ns: int = 0
     """When the row was stored, by the database's clock; 0 for a push that no row stands behind."""
 

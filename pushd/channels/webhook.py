@@ -188,12 +188,6 @@ class WebhookChannel:
         )
 
 
-def host_of(delivery: Delivery) -> str:
-    """Whose permits this delivery would take: the host name of its URL, or nothing where that cannot be read."""
-    url = parse_target(delivery.config.target)
-    return url.host if url else ""
-
-
 @asynccontextmanager
 async def open_webhook_sender(
     *, resolver: Resolver, tls: ssl.SSLContext, allow_private_addresses: bool = False

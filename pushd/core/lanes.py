@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import enum
+import re
 from collections import OrderedDict
 from typing import Protocol
 
 from pushd.core.fairness import HostQueue
 from pushd.core.window import Window
 from pushd.model import Delivery
+
+_HOST = re.compile(r"\[[^\]]*\]?|[^/?#:]+")
 
 
 class State(enum.Enum):
@@ -54,7 +57,7 @@ class Lane(Protocol):
     def put(self, work: Work) -> None: ...
     def take(self) -> Work: ...
     def remove(self, work: Work) -> None: ...
-    def done(self, work: Work) -> None: ...
+    def done(self, work: Work, *, timed_out: bool) -> None: ...
     def clear(self) -> list[Work]: ...
 
 
@@ -77,7 +80,7 @@ class PlainLane:
     def remove(self, work: Work) -> None:
         del self._ranks[work.rank][work]
 
-    def done(self, work: Work) -> None:
+    def done(self, work: Work, *, timed_out: bool) -> None:
         pass
 
     def clear(self) -> list[Work]:
@@ -88,7 +91,7 @@ class PlainLane:
 
 
 class HostLane:
-    """Fair between host names."""
+    """Fair between host names, and between those that answer and those that let their time run out."""
 
     def __init__(self) -> None:
         self._queue: HostQueue[str, Work] = HostQueue(ranks=2)
@@ -105,8 +108,8 @@ class HostLane:
     def remove(self, work: Work) -> None:
         self._queue.remove(work.host, work, work.rank)
 
-    def done(self, work: Work) -> None:
-        self._queue.done(work.host)
+    def done(self, work: Work, *, timed_out: bool) -> None:
+        self._queue.done(work.host, timed_out=timed_out)
 
     def clear(self) -> list[Work]:
         return self._queue.clear()
@@ -115,7 +118,8 @@ class HostLane:
 def host_of(url: str) -> str:
     """The host of a stored webhook URL in lower case, as far as fairness needs it: no parser, no error.
 
-    A stored URL was checked to start with `https://` and to hold no user name, so the authority is what stands
-    between the second and the third slash.
+    A stored URL was checked to start with `https://` and to hold no user name, so the host is what comes then. The port
+    is left out, or one host would get as many turns as it has ports.
     """
-    return url[8:].partition("/")[0].partition("?")[0].lower()
+    found = _HOST.match(url, 8)
+    return found[0].lower() if found else ""

@@ -25,11 +25,13 @@ from pushd.model import (
     IN_FLIGHT_PER_CHANNEL,
     PAGE_DELIVERIES,
     RETAINED_DELIVERIES,
+    TIMED_OUT,
     Channel,
     Delivery,
     DeliveryConfig,
     Gone,
     Outcome,
+    Transient,
 )
 
 
@@ -150,7 +152,7 @@ class Retained:
             now: the clock that `wake` and `stop` are given, in seconds.
             jitter: random number in [0, 1).
         """
-        self._land(work)
+        self._land(work, timed_out=isinstance(outcome, Transient) and outcome.reason == TIMED_OUT)
         work.attempts += 1
         step = next_step(
             outcome,
@@ -268,11 +270,11 @@ class Retained:
         heapq.heappush(self._due, (due, self._due_serial, work))
         return None
 
-    def _land(self, work: Work) -> None:
+    def _land(self, work: Work, *, timed_out: bool = False) -> None:
         assert work.state is State.IN_FLIGHT
         channel = work.delivery.config.channel
         self._in_flight[channel] -= 1
-        self._lanes[channel].done(work)
+        self._lanes[channel].done(work, timed_out=timed_out)
 
     def _withdraw(self, work: Work) -> None:
         """Take work that waits out of whatever holds it; a first attempt given up counts as made."""

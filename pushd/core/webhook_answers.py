@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pushd import model
 from pushd.model import Delivered, Gone, Outcome, Rejected, Transient
 
 # PUSH-069. Retry-After is not honoured here: a receiver answering 503 could park its deliveries for minutes, and what
@@ -20,7 +21,7 @@ CONNECTION_LOST = Transient("connection_lost", RETRY_DELAY_S)
 """Lost before a status came. Whether the receiver took the push is unknown; a retry may duplicate it."""
 NOT_HTTP = Transient("not_http", RETRY_DELAY_S)
 """An answer that is not HTTP/1.1, or whose head is larger than we accept."""
-TIMED_OUT = Transient("timeout", RETRY_DELAY_S)
+TIMED_OUT = Transient(model.TIMED_OUT, RETRY_DELAY_S)
 
 _DELIVERED = Delivered()
 _SERVER_ERROR = Transient("status_5xx", RETRY_DELAY_S)

@@ -21,7 +21,7 @@ from pushd.core.retry import Result
 from pushd.dispatch.instruments import Instruments
 from pushd.dispatch.keeper import Trust
 from pushd.dispatch.tally import Tally
-from pushd.model import ATTEMPT_S, Channel, Delivery, DeliveryConfig, Outcome, Transient
+from pushd.model import ATTEMPT_S, TIMED_OUT, Channel, Delivery, DeliveryConfig, Outcome, Transient
 from pushd.telemetry import Event, get_logger
 
 
@@ -172,7 +172,7 @@ class Sending:
                     self._tally.count(channel, Result.FAILED)
                 raise
             if limit.cancelled_caught:
-                following = self._settle(work, channel, Transient("timeout", 0.0), began)
+                following = self._settle(work, channel, Transient(TIMED_OUT, 0.0), began)
 
     async def _attempt(self, sender: ChannelSender, work: Work) -> Outcome:
         try:

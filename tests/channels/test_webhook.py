@@ -19,7 +19,7 @@ from standardwebhooks.webhooks import Webhook
 
 from pushd.channels import webhook as module
 from pushd.channels.https1 import client_context
-from pushd.channels.webhook import WebhookChannel, WebhookRequest, host_of, parse_target
+from pushd.channels.webhook import WebhookChannel, WebhookRequest, parse_target
 from pushd.core import webhook_answers as answers
 from pushd.model import Channel, Delivered, Delivery, DeliveryConfig, Gone, Outcome, Rejected, Transient
 from tests.channels.webhook_peer import (
@@ -124,11 +124,6 @@ async def test_t150_stored_junk_is_rejected_before_anything_is_asked(url: str, k
     async with open_sender(names) as sender:
         assert await WebhookChannel(sender).attempt(delivery(url, key=key)) == answers.UNUSABLE_TARGET
     assert names.asked == []
-
-
-def test_fairness_goes_by_host_name_alone() -> None:
-    assert host_of(delivery("https://Push.invalid:8443/a")) == host_of(delivery("https://push.invalid/b")) == HOST
-    assert host_of(delivery("not a URL")) == ""
 
 
 # What an answer comes to

@@ -16,6 +16,7 @@ from pushd.core.retained import Bounds, Retained
 from pushd.core.retry import Result
 from pushd.core.window import Window, Windows
 from pushd.model import (
+    TIMED_OUT,
     Channel,
     Delivered,
     Delivery,
@@ -214,12 +215,28 @@ def test_freed_permit_goes_to_the_host_with_the_fewest_in_flight() -> None:
 
 
 @pytest.mark.parametrize(
+    ("outcome", "following"),
+    [(Transient(TIMED_OUT, 0), 3), (Transient("not_connected", 0), 2), (Delivered(), 2)],
+)
+def test_host_that_timed_out_comes_after_one_that_did_not(outcome: Outcome, following: int) -> None:
+    retained = Retained(3)
+    windows = loaded(retained, [delivery(n, n, HTTP, host="first.example") for n in (1, 2)])
+    settle(retained, take(retained, HTTP), outcome)
+    retained.admit(windows, windows.begin(20), [delivery(3, 3, HTTP, host="second.example")])
+    assert take(retained, HTTP).delivery.sequence_id == following
+
+
+@pytest.mark.parametrize(
     ("url", "host"),
     [
         ("https://A.Example/x", "a.example"),
         ("https://a.example", "a.example"),
         ("https://a.example?q", "a.example"),
-        ("https://[::1]:8443/", "[::1]:8443"),
+        ("https://a.example#f", "a.example"),
+        ("https://a.example:8443/x", "a.example"),
+        ("HTTPS://a.example:8444?q", "a.example"),
+        ("https://[2001:DB8::1]/", "[2001:db8::1]"),
+        ("https://[2001:db8::1]:8443/", "[2001:db8::1]"),
         ("", ""),
     ],
 )

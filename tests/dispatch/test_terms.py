@@ -9,17 +9,18 @@ import pytest
 import trio
 
 from pushd.errors import StoreError, StoreTimeout, StoreUnavailable
-from pushd.model import Channel, Delivered, Gone, Mismatch, Rejected, Terminal, Transient
+from pushd.model import Channel, Delivered, DeliveryConfig, Gone, Mismatch, Rejected, Terminal, Transient
 from tests.dispatch.memory import (
     POLL_S,
     MemoryStore,
     Provider,
     Row,
+    Stored,
     Subscription,
     dispatching,
     until,
 )
-from tests.dispatch.seed import recipient_id, target, topic
+from tests.dispatch.seed import SIGNING_KEY, recipient_id, target, topic
 
 APNS, FCM, HTTP = Channel
 
@@ -931,3 +932,19 @@ async def test_one_stalled_host_leaves_the_other_hosts_their_permits(autojump_cl
     async with dispatching(store, {HTTP: provider}, max_attempts=1) as run:
         await until(lambda: run.counts().get("delivered", 0) == 63)
         assert trio.current_time() <= 10.1, "the first permits that time out go to the hosts that wait"
+
+
+async def test_more_stalled_hosts_than_permits_leave_a_healthy_host_its_turn(autojump_clock: object) -> None:
+    """2,000 for 400 hosts that never answer, then 100 for one that does: it waits for one round of time-outs only."""
+    store = MemoryStore()
+    urls = [f"https://stalled{n % 400}.example:{8_000 + n}/" for n in range(2_000)]
+    urls += [f"https://healthy.example/{n}" for n in range(100)]
+    for number, url in enumerate(urls):
+        store.recipients[recipient_id(number)] = Stored(DeliveryConfig(HTTP, url, SIGNING_KEY))
+        store.subscriptions.append(Subscription(number, topic(1)))
+    store.rows = [Row(1, topic(1))]
+    store.boundary = 1
+    provider = Provider(lambda delivery, attempt: Delivered() if "healthy" in delivery.config.target else None)
+    async with dispatching(store, {HTTP: provider}, max_attempts=1) as run:
+        await until(lambda: run.counts().get("delivered", 0) == 100)
+        assert trio.current_time() <= 10.1
