@@ -111,6 +111,7 @@ async def serve(
     raise_descriptor_limit()
     metrics = Metrics()
     metrics.info.labels(__version__).set(1)
+    metrics.tasks.set_function(lambda: trio.lowlevel.current_statistics().tasks_living)
     resolver = ThreadResolver()
     async with AsyncExitStack() as stack:
         # Ports first: a second server by mistake is told so before it touches a database.

@@ -122,6 +122,7 @@ class Metrics:
         ProcessCollector(registry=self.registry)  # process_*: memory, processor time, open files
         self.info = self._gauge("xmtp_backend_info", "The running version; always 1.", ("version",))
         self.ready = self._gauge("xmtp_backend_ready", "1 while this instance serves, else 0.")
+        self.tasks = self._gauge("pushd_tasks", "Trio tasks alive in this instance: more under load, never ever more.")
 
         call = ("grpc_service", "grpc_method", "grpc_type")
         self.grpc_started = self._counter("grpc_server_started", "Calls begun.", call)
