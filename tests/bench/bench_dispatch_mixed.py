@@ -1,6 +1,6 @@
 """Does one stalled webhook host slow the phones? APNs and FCM together, without and then with 2,000 deliveries for it.
 
-`ratio_to_bound` is what the slower of the two keeps of the rate both reach without the stalled host; the target is 0.90.
+`ratio_to_bound` is what the slower of the two keeps of the rate both reach without the stalled host; the target: 0.90.
 More deliveries than these fill the retained bound, and then loading pauses for every channel by design.
 """
 
