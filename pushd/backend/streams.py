@@ -152,6 +152,7 @@ class Stream:
         if nonce == self._awaited_nonce:
             self._awaited_nonce = None
             self._pong_due = math.inf
+            self._awake()  # it waits for this answer, and has the next silence to wait for
 
     def finish(self) -> None:
         """The caller wants no more: the stream ends without what still waits."""

@@ -302,7 +302,9 @@ async def test_frames_put_the_sign_of_life_off(store: MemoryStore, metrics: Metr
         assert trio.current_time() - sent == pytest.approx(30)
 
 
-@pytest.mark.parametrize(("nonce", "answered_s", "lives"), [(1, 89.9, True), (2, 10.0, False), (None, 0.0, False)])
+@pytest.mark.parametrize(
+    ("nonce", "answered_s", "lives"), [(1, 10.0, True), (1, 89.9, True), (2, 10.0, False), (None, 0.0, False)]
+)
 async def test_a_ping_wants_its_own_answer_in_time(
     nonce: int | None,
     answered_s: float,
@@ -326,6 +328,7 @@ async def test_a_ping_wants_its_own_answer_in_time(
                 nursery.start_soon(answer)
             if lives:
                 assert await stream.next_frame() == Ping(2)
+                assert trio.current_time() - asked == pytest.approx(max(30.0, answered_s))
             else:
                 with pytest.raises(StatusError, match="DEADLINE_EXCEEDED"):
                     await stream.next_frame()
