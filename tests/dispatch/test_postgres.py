@@ -15,72 +15,20 @@ import trio
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from pushd.core.retained import Retained
-from pushd.dispatch.term import DispatchSettings, run_dispatcher
 from pushd.model import Channel, Terminal
-from pushd.stop import StopSignal
-from pushd.store.database import DatabaseSettings, open_database
-from pushd.store.dispatch import DispatchStore
-from pushd.telemetry import Metrics
 from tests.bench.bench_fanout import ROWS, SUBSCRIBERS, dispatch, fill
 from tests.dispatch.holder_process import holder
-from tests.dispatch.memory import ManualBoundary, Provider
+from tests.dispatch.instance import POLL_S, instance
+from tests.dispatch.memory import Provider
 from tests.dispatch.seed import Seed, eventually, target, topic
 
 APNS, FCM, HTTP = Channel
-POLL_S = 0.05
 
 
 @pytest.fixture
 def seed(database_url: str) -> Iterator[Seed]:
     with Seed(database_url) as opened:
         yield opened
-
-
-class Instance:
-    """A dispatcher in this process."""
-
-    def __init__(self) -> None:
-        self.metrics = Metrics()
-        self.stop = StopSignal()
-        self.finished = trio.Event()
-        self.boundary = ManualBoundary()
-
-    @property
-    def holds(self) -> bool:
-        return self.metrics.push_dispatcher._value.get() == 1
-
-    def count(self, channel: Channel, outcome: str) -> int:
-        return int(self.metrics.push_deliveries.labels(channel.label, outcome)._value.get())
-
-    async def stopped(self, grace_s: float) -> None:
-        self.stop.request(trio.current_time() + grace_s)
-        with trio.fail_after(30):
-            await self.finished.wait()
-
-
-@asynccontextmanager
-async def instance(
-    url: str, provider: Provider, *, replica_url: str | None = None, max_attempts: int = 3
-) -> AsyncIterator[Instance]:
-    """A running dispatcher; cancelled at the end if it still runs."""
-    started = Instance()
-    settings = DatabaseSettings(url, replica_url)
-    async with open_database(settings, started.metrics) as database, trio.open_nursery() as nursery:
-
-        async def run() -> None:
-            await run_dispatcher(
-                DispatchStore(database),
-                dict.fromkeys(Channel, provider),
-                DispatchSettings(poll_interval_s=POLL_S, max_attempts=max_attempts),
-                metrics=started.metrics,
-                boundary=started.boundary,
-                stop=started.stop,
-            )
-            started.finished.set()
-
-        nursery.start_soon(run)
-        yield started
-        nursery.cancel_scope.cancel()
 
 
 async def test_rows_settle_are_sent_and_the_cursor_follows(database_url: str, seed: Seed) -> None:
