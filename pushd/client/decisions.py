@@ -116,8 +116,12 @@ _VERDICTS: Mapping[Code, Verdict] = {
 
 
 def judge_register(code: Code) -> Verdict:
-    """The meaning of a failed Register. A topic limit or a missing recipient cannot be its answer: try again later."""
-    return _VERDICTS.get(code, Verdict.RETRY)
+    """The meaning of a failed Register.
+
+    A topic limit cannot be its answer, so try again later. Nor can a missing recipient, but any call that says so
+    starts the uploaded set over (PUSH-088); the next Register is a retry.
+    """
+    return Verdict.RECREATE if code is Code.NOT_FOUND else _VERDICTS.get(code, Verdict.RETRY)
 
 
 def judge_update(code: Code, *, had_adds: bool, since_last_loss_ns: int | None) -> Verdict:

@@ -142,8 +142,7 @@ class Notifications:
         if newest.generation != generation:
             raise Superseded
         if isinstance(answer, Code):
-            if judge_register(answer) is Verdict.STOP:
-                self._stop(answer)
+            if self._registration_refused(answer):
                 raise NotificationsStopped(answer)
             self._tasks.record_failure(TASK, 1)
             raise NotificationsDelayed(answer)
@@ -208,8 +207,7 @@ class Notifications:
         if not isinstance(answer, Code):
             self._registered(newest, answer)
             return self._now_ns()
-        if judge_register(answer) is Verdict.STOP:
-            self._stop(answer)
+        if self._registration_refused(answer):
             return None
         raise TryAgain
 
@@ -252,6 +250,16 @@ class Notifications:
                     self._forget_registration()
                 raise TryAgain
         assert_never(verdict)
+
+    def _registration_refused(self, code: Code) -> bool:
+        """Record what a failed Register means; whether notifications have stopped."""
+        match judge_register(code):
+            case Verdict.STOP:
+                self._stop(code)
+                return True
+            case Verdict.RECREATE:
+                self._forget_registration()
+        return False
 
     def _registered(self, current: Settings, answer: wire.RecipientState) -> RecipientState:
         state = recipient_state(answer)

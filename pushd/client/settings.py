@@ -90,8 +90,11 @@ def fail(db: sqlite3.Connection, code: Code) -> None:
 
 
 def owe_registration(db: sqlite3.Connection) -> None:
-    """The backend does not know the recipient: register before the next difference, in a repair pass (PUSH-088)."""
-    db.execute("UPDATE settings SET registration_owed = 1, repairing = 1")
+    """The backend does not know the recipient: register before the next difference, in a repair pass (PUSH-088).
+
+    What was withheld for a topic limit is tried again: with every topic a new one, nothing would be uploaded at all.
+    """
+    db.execute("UPDATE settings SET registration_owed = 1, repairing = 1, withheld = 0, withheld_set = NULL")
 
 
 def record_answer(db: sqlite3.Connection, state: RecipientState, renewal_ns: int) -> None:

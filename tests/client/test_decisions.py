@@ -40,7 +40,7 @@ STOPS = {
 @pytest.mark.parametrize("code", [code for code in Code if code is not Code.OK])
 def test_every_status_has_one_meaning(code: Code) -> None:
     expected = Verdict.STOP if code in STOPS else Verdict.RETRY
-    assert judge_register(code) is expected
+    assert judge_register(code) is (Verdict.RECREATE if code is Code.NOT_FOUND else expected)
     for had_adds in (True, False):
         verdict = judge_update(code, had_adds=had_adds, since_last_loss_ns=None)
         if code is Code.NOT_FOUND:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 import trio
 import trio.testing
 
-from pushd.client import Consent, Enabled, GroupKind, NotificationConfig, Override, fcm
+from pushd.client import Consent, Enabled, GroupKind, NotificationConfig, NotificationsDelayed, Override, fcm
 from pushd.client.decisions import BATCH_TOPICS, Limit
 from pushd.core.hmac_keys import derive_key, epoch_at, root_key_fingerprint
 from pushd.errors import Code
@@ -288,6 +289,42 @@ async def test_T180_lost_recipient_is_registered_before_the_next_difference(rig:
     assert not rig.settings.repairing
 
 
+async def test_lost_recipient_gets_back_what_it_had_although_the_limit_was_reached(memory_rig: Rig) -> None:
+    rig = memory_rig
+    backend = rig.faults._backend
+    assert isinstance(backend, MemoryWorld)
+    backend.max_topics = BATCH_TOPICS
+    rig.groups(*range(BATCH_TOPICS))
+    await rig.enabled(ONLY_GROUPS)
+    rig.groups(BATCH_TOPICS)
+    await rig.settle()
+    assert rig.settings.withheld is Limit.GROWTH
+    await backend.forget(rig.recipient_id)
+    rig.client.cycle_root_key()
+    await rig.settle()
+    # Every topic is a new one for the backend now; withholding them would leave the user with none at all.
+    assert len(await backend.topics(rig.recipient_id)) == len(rig.uploaded) == BATCH_TOPICS
+    assert rig.settings.withheld is Limit.GROWTH
+
+
+async def test_register_that_does_not_find_the_recipient_starts_over(memory_rig: Rig) -> None:
+    rig = memory_rig
+    rig.groups(1)
+    await rig.enabled(ONLY_GROUPS)
+    for register in (lambda: _renew(rig), lambda: rig.client.enable_notifications(ONLY_GROUPS)):
+        rig.faults.next("register", Code.NOT_FOUND)
+        with contextlib.suppress(NotificationsDelayed):
+            await register()
+        assert rig.faults.take() == ["register"]
+        assert rig.uploaded == {}
+        assert (rig.settings.registration_owed, rig.settings.repairing) == (True, True)
+        assert rig.tasks == [("pushd.notifications", 1, MINUTE_NS)]
+        rig.clock.advance(MINUTE_NS)
+        await rig.settle()
+        assert rig.faults.take() == ["register", "update"]
+        assert set(rig.uploaded) == {topic(1)}
+
+
 async def test_backend_that_forgets_at_once_is_not_asked_in_a_loop(memory_rig: Rig) -> None:
     rig = memory_rig
     await rig.enabled()
@@ -302,8 +339,7 @@ async def test_backend_that_forgets_at_once_is_not_asked_in_a_loop(memory_rig: R
     assert rig.faults.take() == ["register", "update"]
 
 
-async def test_T182_failures_are_retried_after_a_minute_whatever_wakes(memory_rig: Rig) -> None:
-    rig = memory_rig
+async def test_T182_failures_are_retried_after_a_minute_whatever_wakes(rig: Rig) -> None:
     await rig.enabled()
     rig.groups(1)
     rig.faults.next("update", Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED, Code.UNAUTHENTICATED)
