@@ -71,7 +71,7 @@ class Line:
 @define(eq=False)
 class _Call:
     ended: anyio.Event
-    payload: bytes | None = None
+    payload: bytes | None = field(default=None, repr=False)
     outcome: Outcome = UNREACHED
 
 

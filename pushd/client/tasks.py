@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from typing import NoReturn
 
 import anyio
-from attrs import frozen
+from attrs import field, frozen
 
 from pushd.client.database import transaction
 from pushd.client.decisions import SECOND_NS
@@ -61,7 +61,7 @@ class Backoff:
 class _Task:
     id: int
     kind: str
-    payload: bytes
+    payload: bytes = field(repr=False)
     due_ns: int
     attempts: int
     expires_ns: int | None
@@ -124,6 +124,7 @@ class Tasks:
                ON CONFLICT (kind, payload) DO UPDATE SET due_ns = :due, attempts = 0, revision = revision + 1""",
             {"kind": kind, "due": due_ns},
         )
+        self._changed.set()  # the runner, asleep for up to a day, looks once the caller awaits: after the commit
 
     def record_failure(self, kind: str, attempts: int) -> None:
         """Let the task without payload of a kind wait as if it had failed that often."""

@@ -146,6 +146,20 @@ async def test_task_behind_a_stalled_inline_call_waits_inside_its_own_thirty_sec
         assert ran[0] - began <= 32
 
 
+async def test_enable_that_is_cancelled_is_registered_by_the_running_task(tmp_path: Path, autojump_clock) -> None:
+    faults = FaultPoint(MemoryWorld(now_ns=virtual_ns))
+    faults.next("register", "stall")
+    async with open_with_backend(
+        tmp_path / "client.db", faults, installation_key=INSTALLATION, now_ns=virtual_ns
+    ) as client:
+        await trio.sleep(1)  # the runner has found nothing to do, and sleeps for a day
+        with trio.move_on_after(5):
+            await client.enable_notifications(CONFIG)
+        assert faults.names == ["register"]
+        await trio.sleep(60)
+        assert faults.names == ["register", "register", "update"]
+
+
 async def test_running_client_looks_every_hour_and_makes_no_call_in_vain(tmp_path: Path, autojump_clock) -> None:
     async with running_client(tmp_path) as (_client, faults):
         await trio.sleep(7 * 86_400)
