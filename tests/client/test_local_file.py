@@ -59,6 +59,20 @@ def test_transaction_that_raises_leaves_nothing(tmp_path: Path) -> None:
         assert not db.in_transaction
 
 
+def test_full_disk_is_named_as_such_and_leaves_the_file_usable(tmp_path: Path) -> None:
+    with open_database(tmp_path / "client.db", INSTALLATION) as db:
+        db.execute("PRAGMA max_page_count = 1")  # as many as there are already
+        with pytest.raises(sqlite3.OperationalError, match="full") as caught, transaction(db):
+            db.executemany(
+                "INSERT INTO topic (topic, kind, member) VALUES (?, 1, 1)", ((topic(n),) for n in range(999))
+            )
+        assert caught.value.__context__ is None
+        db.execute("PRAGMA max_page_count = 1000000")
+        with transaction(db):
+            db.execute("UPDATE settings SET generation = 7")
+        assert settings_row.load(db).generation == 7
+
+
 @given(
     st.builds(
         NotificationConfig,
