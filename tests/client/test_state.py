@@ -182,8 +182,7 @@ async def test_disable_before_any_enable_makes_no_call(memory_rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("code", TERMINAL)
-async def test_T171_refusal_for_good_fails_the_state_until_the_next_enable(memory_rig: Rig, code: Code) -> None:
-    rig = memory_rig
+async def test_T171_refusal_for_good_fails_the_state_until_the_next_enable(rig: Rig, code: Code) -> None:
     rig.faults.next("register", code, Code.UNAVAILABLE)
     with pytest.raises(NotificationsStopped) as caught:
         await rig.client.enable_notifications(CONFIG)
@@ -205,8 +204,7 @@ async def test_T171_refusal_for_good_fails_the_state_until_the_next_enable(memor
 
 @pytest.mark.parametrize("code", TERMINAL)
 @pytest.mark.parametrize("method", ["register", "update"])
-async def test_refusal_for_good_in_the_task_ends_it(memory_rig: Rig, method: str, code: Code) -> None:
-    rig = memory_rig
+async def test_refusal_for_good_in_the_task_ends_it(rig: Rig, method: str, code: Code) -> None:
     await rig.enabled()
     uploaded = rig.uploaded
     rig.set("renewal_ns", 0 if method == "register" else rig.settings.renewal_ns)
