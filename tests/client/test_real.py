@@ -26,6 +26,7 @@ from pushd.client import (
     webhook,
 )
 from pushd.client.groups import group_topic
+from pushd.core.hmac_keys import derive_key, epoch_at, sender_hmac
 from pushd.errors import Code
 from tests.client.rig import INSTALLATION
 from tests.client.worlds import ServerAddress
@@ -84,6 +85,7 @@ async def _live(server: ServerAddress, path: Path) -> None:
         assert state.topic_count == 0
         client.create_group(group_id)
         await until_stored(server, group_topic(group_id))
+        root_key = client.cycle_root_key()
 
         first = await client.publish_message(private_message(group_id))
         await client.publish_message(private_message(group_id, COMMIT), should_push=True)
@@ -92,7 +94,9 @@ async def _live(server: ServerAddress, path: Path) -> None:
         page = await client.query({topic: 0}, limit=1)
         assert page.has_more
         assert [one.meta.cursor.sequence_id for one in page.envelopes] == [first.cursor.sequence_id]
-        assert len(page.envelopes[0].envelope.group_message.sender_hmac) == 32
+        stored = page.envelopes[0]
+        key = derive_key(root_key, group_id, epoch_at(stored.meta.server_ns))
+        assert stored.envelope.group_message.sender_hmac == sender_hmac(key, private_message(group_id))
         assert page.envelopes[0].envelope.group_message.should_push
         page = await client.query({topic: first.cursor.sequence_id, b"\x01" + installation: 0})
         assert not page.has_more
