@@ -328,4 +328,5 @@ def dispatch_settings(config: Config) -> DispatchSettings:
         poll_interval_s=config.streams.poll_interval_ms / 1_000,
         max_attempts=config.push.max_attempts,
         recipient_ttl_s=config.push.recipient_ttl_seconds,
+        drain_s=config.server.max_drain_duration_ms / 1_000,
     )

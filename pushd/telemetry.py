@@ -46,6 +46,7 @@ STREAM_FRAMES_RECEIVED = ("update", "ping", "pong")
 FAILURE_KINDS = ("transient", "gone", "rejected", "mismatch", "terminal")
 TERM_ENDS = (
     "stopped",
+    "stepped_down",
     "ownership_lost",
     "database_timeout",
     "database_connection",
@@ -85,6 +86,7 @@ class Event(enum.StrEnum):
     RPC_PEER_DROPPED = "rpc_peer_dropped"
     TERM_STARTED = "term_started"
     TERM_ENDED = "term_ended"
+    STEPPING_DOWN = "stepping_down"
     DISPATCHER_UNREACHABLE = "dispatcher_unreachable"
     PAGE_FAILED = "page_failed"
     SWEEP_FAILED = "sweep_failed"

@@ -27,7 +27,10 @@ _T = TypeVar("_T")
 class LockSession(Protocol):
     """The session that holds, or tries for, the lock."""
 
+    @property
+    def is_asked_to_step_down(self) -> bool: ...
     async def try_lock(self) -> bool: ...
+    async def listen(self) -> None: ...
     async def probe(self) -> None: ...
     async def read_cursor(self) -> int: ...
     async def move_cursor(self, known: int, mark: int) -> bool: ...
@@ -74,11 +77,17 @@ class Keeper:
     def __repr__(self) -> str:
         return f"<Keeper cursor={self.cursor} {self._trust!r}>"
 
+    @property
+    def is_asked_to_step_down(self) -> bool:
+        """Whether an operator asked this holder to give the lock away; known after the next proof."""
+        return self._session.is_asked_to_step_down
+
     async def win(self) -> bool:
         """Try for the lock once; on success read the cursor. Raises StoreError."""
         started = trio.current_time()
         if not await self._limited(self._session.try_lock):
             return False
+        await self._limited(self._session.listen)
         self.cursor = await self._limited(self._session.read_cursor)
         self._trust.extend(started)
         return True

@@ -8,9 +8,11 @@
              ├─ retries, sweep, maintenance
              └─ loader
 
-A term ends in one of three ways. Stop: no new window is begun, everything begun is sent as far as the deadline allows,
-the final mark is written, and the session closes. Lock loss: what is queued is forgotten unsent, for the successor to
-send, what is in flight finishes and is counted, and the cursor is left alone. A bug: everything is cancelled.
+A term ends in one of four ways. Stop: no new window is begun, everything begun is sent as far as the deadline allows,
+the final mark is written, and the session closes. Step-down, which an operator asks for: the same within the drain
+time, and then this instance leaves the lock to others for a while. Lock loss: what is queued is forgotten unsent, for
+the successor to send, what is in flight finishes and is counted, and the cursor is left alone. A bug: everything is
+cancelled.
 """
 
 from __future__ import annotations
@@ -37,6 +39,8 @@ from pushd.model import Channel
 from pushd.stop import StopSignal
 from pushd.telemetry import Event, Metrics, get_logger
 
+SIT_OUT_INTERVALS = 20  # after a step-down; others try every interval, and with no other this is the longest gap
+
 
 class Store(PageStore, GraveStore, SweepStore, MaintenanceStore, Protocol):
     """Everything the dispatcher asks of the database."""
@@ -52,11 +56,13 @@ class DispatchSettings:
         poll_interval_s: least time between tries for the lock, cursor writes, maintenance requests and idle polls.
         max_attempts: attempts a delivery, 1 to 10.
         recipient_ttl_s: a recipient that has not renewed for longer is deleted.
+        drain_s: longest time between the request to step down and the lock's return.
     """
 
     poll_interval_s: float = 0.1
     max_attempts: int = 3
     recipient_ttl_s: int = 2_592_000
+    drain_s: float = 20.0
 
 
 async def run_dispatcher(
@@ -112,14 +118,18 @@ class _Dispatcher:
 
     async def campaign(self) -> None:
         """Open a session, wait for the lock on it, hold one term, see the term's attempts to their end."""
+        step_down = StopSignal()
         with trio.CancelScope() as scope:
             self._stop.bound(scope)
+            step_down.bound(scope)
             try:
-                await self._campaign()
+                await self._campaign(step_down)
             finally:
                 self._stop.release(scope)
+        if step_down.requested:
+            await self._pause(trio.current_time() + SIT_OUT_INTERVALS * self._settings.poll_interval_s)
 
-    async def _campaign(self) -> None:
+    async def _campaign(self, step_down: StopSignal) -> None:
         started = trio.current_time()
         retained = Retained(self._settings.max_attempts)
         self._instruments.watch(retained)
@@ -139,16 +149,16 @@ class _Dispatcher:
                     jitter=self._jitter,
                 )
                 burials.start_soon(graves.run, sending.drop)
-                await self._session(trust, retained, sending)
+                await self._session(trust, retained, sending, step_down)
             graves.close()
         await self._pause(started + self._settings.poll_interval_s)
 
-    async def _session(self, trust: Trust, retained: Retained, sending: Sending) -> None:
+    async def _session(self, trust: Trust, retained: Retained, sending: Sending, step_down: StopSignal) -> None:
         try:
             async with self._store.open_lock_session() as session:
                 keeper = Keeper(session, trust, self._settings.poll_interval_s)
                 if await self._wait_for_lock(keeper):
-                    await self._hold(keeper, retained, sending)
+                    await self._hold(keeper, retained, sending, step_down)
         except StoreError as error:
             if not self._is_unreachable:
                 self._log.warning(Event.DISPATCHER_UNREACHABLE, kind=error.kind)
@@ -168,7 +178,7 @@ class _Dispatcher:
                     await keeper.prove()
         return False
 
-    async def _hold(self, keeper: Keeper, retained: Retained, sending: Sending) -> None:
+    async def _hold(self, keeper: Keeper, retained: Retained, sending: Sending, step_down: StopSignal) -> None:
         """One term, from the lock to the final mark."""
         windows = Windows(keeper.cursor)
         ended = _Ending(self._metrics, self._log)
@@ -182,17 +192,23 @@ class _Dispatcher:
             poll_interval_s=self._settings.poll_interval_s,
         )
 
+        def on_proof() -> None:
+            sending.kick()
+            if keeper.is_asked_to_step_down and not step_down.requested:
+                ended.stepping_down(self._settings.drain_s)
+                step_down.request(trio.current_time() + self._settings.drain_s)
+
         async def keep() -> None:
             try:
-                await keeper.run(windows, sending.kick)
+                await keeper.run(windows, on_proof)
             except (OwnershipLost, StoreError) as error:
                 ended.lost(error, retained.discard())
                 loops.cancel_scope.cancel(reason="lock lost")
 
-        async def heed_stop() -> None:
-            await self._stop.wait()
+        async def heed(signal: StopSignal) -> None:
+            await signal.wait()
             loader.stop()
-            sending.stop(self._stop.deadline)
+            sending.stop(signal.deadline)
 
         self._is_unreachable = False
         self._metrics.push_dispatcher.set(1)
@@ -201,7 +217,8 @@ class _Dispatcher:
         try:
             async with trio.open_nursery() as loops:
                 loops.start_soon(keep)
-                loops.start_soon(heed_stop)
+                loops.start_soon(heed, self._stop)
+                loops.start_soon(heed, step_down)
                 loops.start_soon(sending.run_retries)
                 loops.start_soon(run_sweep, self._store, self._settings.recipient_ttl_s, self._metrics)
                 loops.start_soon(run_maintenance, self._store, self._boundary, self._settings.poll_interval_s)
@@ -234,6 +251,11 @@ class _Ending:
         self._reason = "stopped"
         self._discarded = 0
         self.is_lost = False
+
+    def stepping_down(self, drain_s: float) -> None:
+        """An operator asked for it; whatever ends the term now, it would have ended."""
+        self._reason = "stepped_down"
+        self._log.info(Event.STEPPING_DOWN, drain_s=drain_s)
 
     def lost(self, error: OwnershipLost | StoreError, discarded: int) -> None:
         """The lock or the cursor is not ours any more, or nobody can tell."""

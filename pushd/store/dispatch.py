@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from attrs import field, frozen
+from psycopg import Notify
 
 from pushd.errors import StoreInvariant
 from pushd.model import DeliveryConfig
@@ -24,6 +25,7 @@ from pushd.store.queries import query
 IDLE_SESSION_S = 5
 # A statement of the lock session that waits longer than this is a loss anyway; it must not outlast the idle limit.
 LOCK_STATEMENT_S = 3
+STEP_DOWN = "pushd_step_down"  # the notification that asks the holder to give the lock away
 SWEEP_RECIPIENTS = 500
 SWEEP_TOPICS = 20_000  # a cascade over this many rows takes well under a second
 
@@ -42,6 +44,16 @@ class LockSession:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
+        self.is_asked_to_step_down = False
+        """Whether a notification came since `listen`. The driver hands it over with the answer to any statement."""
+
+    async def listen(self) -> None:
+        """Hear of STEP_DOWN from now on. Before the lock is held nobody means this session. Raises StoreError."""
+        self._connection.raw.add_notify_handler(self._on_notification)
+        await self._connection.execute(f"LISTEN {STEP_DOWN}")
+
+    def _on_notification(self, _notification: Notify) -> None:
+        self.is_asked_to_step_down = True
 
     async def try_lock(self) -> bool:
         """Try once, without waiting; whether the lock is held now. Raises StoreError."""

@@ -25,7 +25,7 @@ from pushd.model import (
 )
 from pushd.stop import StopSignal
 from pushd.store.dispatch import Grave
-from pushd.telemetry import Metrics
+from pushd.telemetry import TERM_ENDS, Metrics
 from tests.dispatch.seed import SECRET_HASH, SIGNING_KEY, recipient_id, target, topic
 
 POLL_S = 0.1
@@ -67,6 +67,8 @@ class MemoryStore:
     boundary: int = 0
     cursor: int = 0
     lock_holder: object | None = None
+    step_down_asked: bool = False
+    """Somebody notified the session that holds the lock; it hears of it with its next statement's answer."""
     successor: object | None = None
     """Who gets the lock as soon as it is free."""
     expired_batches: list[int] = Factory(list)
@@ -184,7 +186,9 @@ class MemorySession:
     def __init__(self, store: MemoryStore) -> None:
         self.store = store
         self.is_closed = False
+        self.is_asked_to_step_down = False
         self.cut = trio.Event()
+        self._listens = False
 
     async def _visit(self, name: str) -> None:
         failure: StoreError | None = None
@@ -204,6 +208,12 @@ class MemorySession:
             nursery.cancel_scope.cancel()
         if failure is not None:
             raise failure
+        if self._listens and self.store.step_down_asked:
+            self.is_asked_to_step_down, self.store.step_down_asked = True, False
+
+    async def listen(self) -> None:
+        self._listens = True
+        await self._visit("listen")
 
     async def try_lock(self) -> bool:
         await self._visit("try_lock")
@@ -346,6 +356,11 @@ class Run:
     def recipients(self, action: str) -> int:
         return int(self.metrics.push_recipients.labels(action)._value.get())
 
+    def term_ends(self) -> dict[str, int]:
+        """Why terms ended, and how often."""
+        found = {why: int(self.metrics.push_terms_ended.labels(why)._value.get()) for why in TERM_ENDS}
+        return {why: count for why, count in found.items() if count}
+
     @property
     def holds(self) -> bool:
         return self.metrics.push_dispatcher._value.get() == 1
@@ -370,6 +385,7 @@ async def dispatching(
     *,
     max_attempts: int = 3,
     poll_interval_s: float = POLL_S,
+    drain_s: float = 20.0,
 ) -> AsyncIterator[Run]:
     """A running dispatcher; cancelled at the end if it still runs."""
     run = Run(store, Metrics(), StopSignal(), ManualBoundary())
@@ -378,7 +394,7 @@ async def dispatching(
         await run_dispatcher(
             store,
             senders,
-            DispatchSettings(poll_interval_s, max_attempts),
+            DispatchSettings(poll_interval_s, max_attempts, drain_s=drain_s),
             metrics=run.metrics,
             boundary=run.boundary,
             stop=run.stop,

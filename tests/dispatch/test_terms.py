@@ -948,3 +948,90 @@ async def test_more_stalled_hosts_than_permits_leave_a_healthy_host_its_turn(aut
     async with dispatching(store, {HTTP: provider}, max_attempts=1) as run:
         await until(lambda: run.counts().get("delivered", 0) == 100)
         assert trio.current_time() <= 10.1
+
+
+async def test_step_down_drains_and_lets_another_instance_take_over(autojump_clock: object) -> None:
+    store = MemoryStore()
+    store.simple(3, recipients=400)
+    old, new = Provider(transient_first), Provider()
+    async with dispatching(store, {APNS: old}) as first:
+        await until(lambda: len(old.attempts) == 1_200)  # every delivery awaits its retry
+        async with dispatching(store, {APNS: new}) as second:
+            store.step_down_asked = True
+            await until(lambda: second.holds)
+            assert not first.holds
+            assert (store.cursor, first.counts()) == (3, {"delivered": 1_200})
+            assert not new.attempts
+            store.rows += [Row(number, topic(int(APNS))) for number in (4, 5, 6)]
+            store.boundary = 6
+            await until(lambda: store.cursor == 6)
+            await trio.sleep(60)
+            assert second.holds
+            assert not first.holds
+    assert first.term_ends() == {"stepped_down": 1}
+    assert set(old.rows()) == {1, 2, 3}
+    assert set(new.rows()) == {4, 5, 6}
+    assert len(new.attempts) == 1_200
+
+
+@pytest.mark.parametrize("poll_interval_s", [0.1, 2.0])
+async def test_single_instance_comes_back_twenty_intervals_after_it_stepped_down(
+    poll_interval_s: float, autojump_clock: object
+) -> None:
+    store = MemoryStore()
+    async with dispatching(store, {APNS: Provider()}, poll_interval_s=poll_interval_s) as run:
+        await until(lambda: run.holds)
+        store.step_down_asked = True
+        await until(lambda: not run.holds)
+        gone = trio.current_time()
+        await until(lambda: run.holds)
+        assert 20 * poll_interval_s - 0.01 <= trio.current_time() - gone <= 21 * poll_interval_s + 0.01
+        await run.stopped()
+
+
+async def test_step_down_is_bounded_by_the_drain_time_like_a_stop(autojump_clock: object) -> None:
+    store = MemoryStore()
+    store.simple(1, recipients=300)
+    provider = Provider(lambda delivery, attempt: None)
+    async with dispatching(store, {APNS: provider}, drain_s=3.0) as run:
+        await until(lambda: provider.in_flight == 256)
+        asked, store.step_down_asked = trio.current_time(), True
+        await until(lambda: store.lock_holder is None)
+        assert trio.current_time() - asked == pytest.approx(3.0, abs=0.2)
+        assert (run.holds, provider.in_flight, store.cursor) == (False, 0, 0)
+
+
+async def test_stop_while_stepping_down_shortens_the_drain(autojump_clock: object) -> None:
+    store = MemoryStore()
+    store.simple(1)
+    async with dispatching(store, {APNS: Provider(lambda delivery, attempt: None)}) as run:
+        await until(lambda: run.holds)
+        store.step_down_asked = True
+        await trio.sleep(1)
+        assert run.holds
+        with trio.fail_after(1):
+            await run.stopped(0.5)
+
+
+async def test_stop_while_sitting_out_ends_at_once(autojump_clock: object) -> None:
+    store = MemoryStore()
+    async with dispatching(store, {}) as run:
+        await until(lambda: run.holds)
+        store.step_down_asked = True
+        await until(lambda: not run.holds)
+        await trio.sleep(0.5)
+        with trio.fail_after(0.1):
+            await run.stopped()
+
+
+async def test_request_to_step_down_reaches_the_holder_of_that_moment_only(autojump_clock: object) -> None:
+    """A session that waits for the lock does not listen, so nothing old can be waiting for it when it wins."""
+    store = MemoryStore()
+    async with dispatching(store, {}) as first:
+        await until(lambda: first.holds)
+        async with dispatching(store, {}) as second:
+            store.step_down_asked = True
+            await until(lambda: second.holds)
+            assert sum(name == "listen" for _, name in store.calls) == 2
+            await trio.sleep(60)
+            assert second.holds
