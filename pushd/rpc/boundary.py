@@ -9,8 +9,7 @@ incident id, and the caller learns that id and nothing more.
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from secrets import token_hex
 from typing import Any
 
@@ -116,8 +115,8 @@ class Boundary:
         except Exception as exc:
             status = self._status_of(exc, call, method)
         call.finish(status)
-        if call.verdict is not None:
-            await call.part()  # what the peer does not take would stay for as long as it likes
+        if call.reason is None:
+            await call.part()  # what the peer does not take would stay, and count, for as long as it likes
         return status
 
     def _admit(self, call: Call, method: Method) -> None:
@@ -134,18 +133,36 @@ class Boundary:
         request = _messages(call, method) if method.client_streams else _decode(method, await call.receive_only())
         enter_call(call)
         if method.server_streams:
-            # Closed here, at once: a generator left to the collector would run its clean-up in no task at all.
-            async with aclosing(method.handle(request, call)) as replies:
-                call.begin()
-                async for reply in replies:
-                    call.send_nowait(self._encode(reply))
-                    await call.wait_room()
+            await self._send_all(method.handle(request, call), call)
         else:
             reply = self._encode(await method.handle(request, call))
             call.begin()
             call.send_nowait(reply)
         call.finish(_OK)
         await call.wait_room(0)
+
+    async def _send_all(self, replies: AsyncGenerator[Any, None], call: Call) -> None:
+        """Sends what a handler yields.
+
+        The wait for the peer takes place in the handler's task while it stands at a `yield`, inside whatever scopes and
+        nurseries it has open there. What ends the wait is therefore raised at that `yield`, as if the handler had
+        waited by itself: a scope gets the cancellation that belongs to it, and clean-up runs here and now. Closing the
+        generator instead would hand a nursery a GeneratorExit, which no caller of it expects.
+        """
+        call.begin()
+        step = replies.__anext__()
+        while True:
+            try:
+                reply = await step
+            except StopAsyncIteration:
+                return
+            try:
+                call.send_nowait(self._encode(reply))
+                await call.wait_room()
+            except BaseException as exc:
+                step = replies.athrow(exc)
+            else:
+                step = replies.__anext__()
 
     def _encode(self, reply: Any) -> bytes:
         payload: bytes = reply.SerializeToString()

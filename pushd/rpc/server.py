@@ -15,6 +15,7 @@ import ssl
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
 
 import trio
@@ -28,11 +29,13 @@ from pushd.rpc.methods import MethodTable
 from pushd.rpc.reflection import reflection_services
 from pushd.rpc.settings import RpcSettings
 from pushd.stop import StopSignal
-from pushd.telemetry import Metrics
+from pushd.telemetry import Event, Metrics, get_logger
 
 _ALPN = "h2"
 # After the drain deadline the last statuses and GOAWAYs still have to be written.
 _LAST_WORDS_S = 1.0
+
+log = get_logger()
 
 
 def server_tls(cert: Path, key: Path) -> ssl.SSLContext:
@@ -138,6 +141,9 @@ class _Server:
         try:
             if self._accepted <= self._settings.max_connections or self._make_room():
                 await self._serve(socket_stream)
+        except* Exception as failures:
+            # A defect, ours or a library's: what one peer can trigger must not end the server for all others.
+            log.error(Event.RPC_FAILED, incident=token_hex(8), exc_info=failures)
         finally:
             self._accepted -= 1
             self._open.dec()

@@ -15,7 +15,7 @@ from pushd.rpc.calls import current_call
 from pushd.rpc.gen.google.rpc.status_pb2 import Status
 from pushd.rpc.machine.headers import parse_status
 from pushd.rpc.methods import label_of_code
-from tests.rpc.harness import BIDI, SERVER, SERVICE, UNARY, Echo, framed, raw_client, serving
+from tests.rpc.harness import BIDI, SERVER, SERVICE, UNARY, Echo, eventually, framed, raw_client, serving
 
 SECRET = "postgresql://user:hunter2@db"
 
@@ -96,6 +96,103 @@ async def test_a_bug_after_the_first_reply_of_a_stream_is_still_a_status() -> No
             answer = await client.call(framed(b"x"), p_path=SERVER)
             assert (len(answer.messages), answer.code) == (1, Code.INTERNAL)
             assert (await client.call(framed(b"x"))).code == Code.OK
+
+
+class Nested(Echo):
+    """Yields from inside a nursery or a cancel scope, and everything that can go wrong there does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cleaned = 0
+
+    async def server(self, input_message: Any) -> Any:
+        large = type(input_message)(topic=b"L" * 200_000)
+        try:
+            match input_message.topic:
+                case b"a child fails":
+                    async with trio.open_nursery() as nursery:
+                        nursery.start_soon(self._fail)
+                        while True:
+                            yield large
+                case b"a scope ends":
+                    with trio.move_on_after(0.1):
+                        while True:
+                            yield large
+                    raise StatusError(Code.ABORTED, "the scope has ended")
+                case _:
+                    async with trio.open_nursery() as nursery:
+                        nursery.start_soon(trio.sleep_forever)
+                        while True:
+                            yield large
+        finally:
+            self.cleaned += 1
+
+    async def _fail(self) -> None:
+        await trio.sleep(0.1)
+        raise ValueError(SECRET)
+
+
+@pytest.mark.parametrize(
+    ("case", "changes", "code"),
+    [
+        ("a child fails", {}, Code.INTERNAL),
+        ("a scope ends", {}, Code.ABORTED),
+        ("the peer stalls", {}, Code.UNAVAILABLE),
+        ("the deadline passes", {"grpc_timeout": "100m"}, Code.DEADLINE_EXCEEDED),
+        ("the caller leaves", {}, Code.CANCELLED),
+        ("the connection breaks", {}, Code.CANCELLED),
+        ("a reply is too long", {}, Code.OUT_OF_RANGE),
+    ],
+)
+async def test_what_ends_a_wait_inside_a_handlers_own_scopes_ends_its_call_alone(
+    case: str, changes: dict[str, str], code: Code
+) -> None:
+    echo, limit = Nested(), 100_000 if case == "a reply is too long" else 1_000_000
+    labels = {"grpc_service": SERVICE, "grpc_method": "Server", "grpc_type": "server_stream"}
+    with trio.fail_after(10), capture_logs() as logs:
+        async with serving(echo, stall_s=0.5, max_response_bytes=limit) as server, raw_client(server.port) as neighbour:
+            async with raw_client(server.port) as client:
+                client.h2.acknowledge_received_data = lambda *_: None  # type: ignore[method-assign]
+                client.h2.increment_flow_control_window(2**20)  # the stream's own window closes, not the connection's
+                stream_id = await client.open(framed(case.encode()), p_path=SERVER, **changes)
+                if case == "the caller leaves":
+                    await client.until(lambda: bool(client.answers[stream_id].headers))
+                    client.h2.reset_stream(stream_id)
+                    await client.flush()
+                elif case != "the connection breaks":
+                    await client.answer(stream_id)
+                if case != "the connection breaks":
+                    assert (await client.call(framed(b"x"))).code == Code.OK, "the connection serves on"
+            ended = label_of_code(code)
+            await eventually(lambda: server.value("grpc_server_handled_total", **labels, grpc_code=ended) == 1)
+            assert (await neighbour.call(framed(b"x"))).code == Code.OK
+    assert echo.cleaned == 1
+    assert [log["event"] for log in logs] == ["rpc_failed"] * (code is Code.INTERNAL)
+
+
+async def test_a_handler_that_fails_while_its_connection_goes_costs_nobody_else_anything() -> None:
+    class Fails(Echo):
+        async def unary(self, input_message: Any) -> Any:
+            async def clean_up_badly() -> None:
+                try:
+                    await trio.sleep_forever()
+                finally:
+                    raise ValueError(SECRET)
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(clean_up_badly)
+                with self._hanging():
+                    await trio.sleep_forever()
+
+    with trio.fail_after(10), capture_logs() as logs:
+        async with serving(Fails()) as server, raw_client(server.port) as neighbour:
+            async with raw_client(server.port) as client:
+                await client.open(framed(b"x"))
+                await server.echo.hung.wait()
+            await server.wait_connections(1)
+            neighbour.answers.clear()
+            assert (await neighbour.call(framed(b"x"), p_path=SERVER)).code == Code.OK
+    assert [log["event"] for log in logs] == ["rpc_failed"]
 
 
 async def test_a_handler_that_returns_no_message_or_no_generator_is_a_bug_like_others() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import ssl
+from collections.abc import AsyncIterator
 from contextlib import suppress
 
 import pytest
@@ -13,6 +14,7 @@ from h2.settings import SettingCodes
 
 from pushd.errors import Code
 from pushd.rpc.connection import ServerConnection
+from pushd.rpc.gen.xmtp.backend.v1.types_pb2 import Topic
 from tests.rpc.conftest import Tls
 from tests.rpc.harness import (
     BIDI,
@@ -213,6 +215,22 @@ async def test_answers_that_are_not_taken_end_calls_before_they_fill_the_memory(
                 await client.until(lambda: bool(client.answers[second].headers))
                 third = await client.call(framed(b"x"))
                 assert (third.code, third.text) == (Code.UNAVAILABLE, "server is overloaded")
+
+
+@pytest.mark.parametrize("timeout", [None, "50m"], ids=["stalled", "late"])
+async def test_a_stream_that_ended_with_its_answers_untaken_holds_nothing(timeout: str | None) -> None:
+    class Pours(Echo):
+        async def server(self, input_message: Topic) -> AsyncIterator[Topic]:
+            while True:
+                yield Topic(topic=b"L" * 1_000_000)
+
+    with trio.fail_after(30):
+        async with serving(Pours(), stall_s=0.2) as server, raw_client(server.port) as client:
+            client.h2.acknowledge_received_data = lambda *_: None  # type: ignore[method-assign]
+            await client.answer(await client.open(framed(b"x"), p_path=SERVER, grpc_timeout=timeout))
+            (connection,) = connections()
+            assert (connection.machine._unsent.held, connection.machine.idle) == (0, True)
+            assert not connection.machine.closed
 
 
 async def _send_part(client: RawClient, promise: bytes) -> int:
