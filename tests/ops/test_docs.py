@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from pushd import __main__ as command_line
+from pushd.core import webhook_answers
+from pushd.model import Gone, Rejected, Transient
 from pushd.telemetry import TERM_ENDS, Event
 from tests.ops.test_kit import headings
 
@@ -56,12 +58,12 @@ def test_every_event_is_explained() -> None:
 
 def test_levels_and_fields_of_events_are_those_of_the_program() -> None:
     documented = documented_events()
-    seen = 0
-    for event, level, fields in events_logged():
-        seen += 1
-        assert documented[event][0] == level, event
-        assert fields is None or documented[event][1] == fields, event
-    assert seen > 20
+    fields: dict[str, set[str]] = {}
+    for event, level, names in events_logged():
+        assert level == documented[event][0], event
+        fields.setdefault(event, set()).update(documented[event][1] if names is None else names)
+    assert len(fields) > 20
+    assert {event: documented[event][1] for event in fields} == fields
 
 
 def test_exit_codes_are_explained() -> None:
@@ -72,7 +74,28 @@ def test_exit_codes_are_explained() -> None:
 
 def test_reasons_of_ended_terms_are_explained() -> None:
     section = OPERATIONS.partition("## The holder changes often")[2].partition("\n## ")[0]
-    assert set(re.findall(r"`(stopped|ownership_lost|database_\w+)`", section)) == set(TERM_ENDS)
+    assert set(re.findall(r"`(stopped|stepped_down|ownership_lost|database_\w+)`", section)) == set(TERM_ENDS)
+
+
+def test_reasons_of_webhook_attempts_are_explained() -> None:
+    section = OPERATIONS.partition("### Reasons of webhook attempts")[2].partition("\n## ")[0]
+    documented = {
+        (reason, kind)
+        for reasons, kind in re.findall(r"^\| (`[^|]+`) \| (\w+) \|", section, re.M)
+        for reason in re.findall(r"`(\w+)`", reasons)
+    }
+    outcomes = [
+        *(value for value in vars(webhook_answers).values() if isinstance(value, Transient | Rejected)),
+        *map(webhook_answers.judge_status, (101, 301, 404, 410, 429, 503, 600)),
+    ]
+    expected = {
+        (f"status_{outcome.status}", "gone")
+        if isinstance(outcome, Gone)
+        else (outcome.reason, "rejected" if isinstance(outcome, Rejected) else "transient")
+        for outcome in outcomes
+        if isinstance(outcome, Gone | Transient | Rejected)
+    }
+    assert documented == expected | {("internal", "transient")}  # the last one is the dispatcher's own
 
 
 def commands() -> set[str]:

@@ -159,6 +159,18 @@ def test_configurations_have_no_mistake(name: str) -> None:
     assert not [finding for finding in findings if finding.severity is Severity.ERROR]
 
 
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
+def test_the_manifests_are_rendered_with_the_configuration() -> None:
+    done = subprocess.run(
+        ["kubectl", "kustomize", KIT / "kubernetes"], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    kinds = re.findall(r"^kind: (\w+)$", done.stdout, re.M)
+    assert sorted(kinds) == ["ConfigMap", "Deployment", "NetworkPolicy", "PodDisruptionBudget", "Service"]
+    [name] = re.findall(r"^  name: (pushd-[a-z0-9]+)$", done.stdout, re.M)
+    assert f"          name: {name}" in done.stdout, "a changed configuration makes a new rollout"
+
+
 def test_ports_and_paths_are_the_same_everywhere() -> None:
     deployment = (KIT / "kubernetes" / "deployment.yaml").read_text()
     for path in re.findall(r"httpGet: \{path: (\S+),", deployment):
