@@ -53,9 +53,9 @@ class Pool:
 
     def give_back(self, session: Session) -> None:
         """Take a session back; does not wait."""
-        if self._closed or trio.current_time() - session.opened_at > MAX_AGE_S:
+        if self._closed or not session.is_idle or trio.current_time() - session.opened_at > MAX_AGE_S:
             session.close_now()
-        if not session.closed:
+        else:
             self._idle.append(session)
         self._free.release()
 

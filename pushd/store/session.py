@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import select
-from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 import psycopg
@@ -81,11 +80,16 @@ class Session(psycopg.AsyncConnection[tuple[Any, ...]]):
                 while self.pgconn.transaction_status == pq.TransactionStatus.ACTIVE:
                     await trio_asyncio.aio_as_trio(self.cancel_safe)(timeout=CANCEL_S)
                     with trio.move_on_after(CANCEL_AGAIN_S):
-                        await _drive(gen, self.pgconn.socket)
+                        await _drive(gen, self.pgconn.socket, Ready.NONE)
             except (psycopg.Error, OSError):
                 pass  # normally the statement's own end: it was cancelled
         if self.pgconn.transaction_status == pq.TransactionStatus.ACTIVE:
             self.pgconn.finish()  # nobody knows what it is still doing
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it is open, in no transaction, and runs no statement: fit for somebody else."""
+        return self.pgconn.transaction_status == pq.TransactionStatus.IDLE
 
     def close_now(self) -> None:
         """Close the socket; does not wait."""
@@ -107,8 +111,8 @@ async def open_session(conninfo: str) -> Session:
     return session
 
 
-async def _drive(gen: PQGen[_T], fd: int) -> _T:
-    """Send a generator what its socket is ready for, until it returns.
+async def _drive(gen: PQGen[_T], fd: int, first: Ready | None = None) -> _T:
+    """Send a generator what its socket is ready for, until it returns; `first` is None for one that was not begun.
 
     The socket can nearly always be written to, and the later chunks of a large answer are there before the first was
     read: going to sleep for those would be a third of what a page of a thousand rows costs. After EAGER_CHUNKS others
@@ -117,7 +121,7 @@ async def _drive(gen: PQGen[_T], fd: int) -> _T:
     poll = select.poll()
     chunks = 0
     try:
-        wanted = next(gen)
+        wanted = gen.send(first)  # type: ignore[arg-type]  # None, as generators are begun
         while True:
             ready = _ready_now(poll, fd, wanted) if chunks < EAGER_CHUNKS else 0
             chunks = chunks + 1 if ready else 0
@@ -140,16 +144,9 @@ async def _wait(fd: int, wanted: int) -> int:
     if wanted == Wait.R:
         await trio.lowlevel.wait_readable(fd)
         return Ready.R
-    ready = 0
-
-    async def wait(until_ready: Callable[[int], Awaitable[None]], what: int) -> None:
-        nonlocal ready
-        await until_ready(fd)
-        ready |= what
-        nursery.cancel_scope.cancel(reason="ready")
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(wait, trio.lowlevel.wait_writable, Ready.W)
-        if wanted & Wait.R:  # a server that sends while it should read would wait for us as we for it
-            nursery.start_soon(wait, trio.lowlevel.wait_readable, Ready.R)
-    return ready
+    # While a statement goes out, the server may have to be read from, or it would wait for us as we for it. An epoll is
+    # readable when either is possible; two tasks in a nursery would be cancelled with a group instead of a Cancelled.
+    with select.epoll(1) as either:
+        either.register(fd, (select.EPOLLIN if wanted & Wait.R else 0) | select.EPOLLOUT)
+        await trio.lowlevel.wait_readable(either.fileno())
+    return _ready_now(select.poll(), fd, wanted)

@@ -22,9 +22,11 @@ class FakeSession:
         self.pgconn = SimpleNamespace(socket=self.ours.fileno())
         self.opened_at = trio.current_time()
         self.closed = False
+        self.is_idle = True
 
     def close_now(self) -> None:
         self.closed = True
+        self.is_idle = False
         self.ours.close()
         self.theirs.close()
 
@@ -128,6 +130,14 @@ async def test_broken_session_is_replaced(pool: Pool, server: Server) -> None:
     broken.close_now()
     pool.give_back(broken)
     assert await pool.borrow() is not broken
+
+
+async def test_session_that_still_runs_a_statement_is_not_lent_again(pool: Pool, server: Server) -> None:
+    busy: Any = await pool.borrow()
+    busy.is_idle = False
+    pool.give_back(busy)
+    assert busy.closed
+    assert await pool.borrow() is server.made[1]
 
 
 async def test_idle_session_that_the_server_ended_is_not_lent(pool: Pool, server: Server) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+from typing import Any
 
 import pytest
 import trio
@@ -39,6 +41,35 @@ async def test_cancelled_statement_leaves_a_session_that_can_be_used(database: D
         assert await connection.fetch_one("SELECT 7") == (7,)
 
 
+@pytest.mark.parametrize("resumes", [True, False], ids=["server reads on", "server stopped"])
+async def test_statement_cancelled_while_it_goes_out_is_never_left_running(
+    database: Database, monkeypatch: pytest.MonkeyPatch, resumes: bool
+) -> None:
+    """The sockets are full and the server reads no more, until it does again or the session is given up."""
+    monkeypatch.setattr(session, "CANCEL_S", 30 if resumes else 0.5)
+    async with database.dedicated("victim") as connection:
+        row = await connection.fetch_one("SELECT pg_backend_pid()")
+        assert row is not None
+        os.kill(row[0], signal.SIGSTOP)
+
+        async def resume() -> None:
+            await trio.sleep(0.3)  # after the cut
+            os.kill(row[0], signal.SIGCONT)
+
+        try:
+            async with trio.open_nursery() as nursery:
+                with trio.move_on_after(0.1) as scope:
+                    if resumes:
+                        nursery.start_soon(resume)
+                    await connection.fetch_one("SELECT length(%b::bytea), pg_sleep(60)", (bytes(8 << 20),))
+        finally:
+            os.kill(row[0], signal.SIGCONT)
+        assert scope.cancelled_caught
+        assert connection.is_broken is not resumes
+        if resumes:
+            assert await connection.fetch_one("SELECT 7") == (7,)
+
+
 async def test_session_is_closed_when_the_server_does_not_end_a_cancelled_statement(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -47,8 +78,8 @@ async def test_session_is_closed_when_the_server_does_not_end_a_cancelled_statem
     async with database.dedicated("victim") as connection:
         deaf = trio.Event()
 
-        async def never_ends(gen: object, fd: int) -> None:
-            next(gen)  # type: ignore[call-overload]
+        async def never_ends(gen: Any, fd: int, first: object = None) -> None:
+            gen.send(first)
             deaf.set()
             await trio.sleep_forever()
 
