@@ -27,6 +27,7 @@ from pushd.core.expiry import ExpiryOutOfRange, expires_at_ns
 
 CONFIG_VARIABLE = "PUSHD_CONFIG"
 ENV_PREFIX = "env:"
+_MAX_DEPTH = 32  # no key of ours lies deeper than 4
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}\Z")
 
 
@@ -114,12 +115,28 @@ def _read(path: Path) -> str | Finding:
 
 def _parse(text: str, path: Path | None) -> dict[str, Any] | Finding:
     try:
-        return tomllib.loads(text)
+        document = tomllib.loads(text)
+        _check_depth(document)
+        return document
     except tomllib.TOMLDecodeError as exc:
         # The parser's own text names a position and at most one character.
         return _whole_file(path, f"is not valid TOML: {exc}", "strings need quotes; see https://toml.io")
     except (ValueError, RecursionError):
         return _whole_file(path, "is not valid TOML: a number or a nesting is too large", "see https://toml.io")
+
+
+def _check_depth(document: dict[str, Any]) -> None:
+    """Raise RecursionError where whoever walks the document would: the parser builds dotted names without recursing."""
+    level: list[Any] = [document]
+    for _ in range(_MAX_DEPTH):
+        level = [
+            inner
+            for node in level
+            for inner in (node.values() if isinstance(node, dict) else node)
+            if isinstance(inner, dict | list)
+        ]
+    if level:
+        raise RecursionError
 
 
 def _whole_file(path: Path | None, what: str, mend: str) -> Finding:

@@ -86,6 +86,7 @@ def config() -> dict[str, bytes]:
         b"allow_private_addresses = true\n",
         "auth": b'[[auth.keys]]\nkid = "1"\nalg = "ES256"\npublic_key = """\n-----BEGIN PUBLIC KEY-----\n"""\n'
         b'[auth]\nrequired_scopes = ["a b"]\n',
+        "dotted": b"[" + b".".join([b"a"] * 1_500) + b"]",
         "nested": b"a = " + b"[" * 200 + b"]" * 200,
         "wrong": b'[streams]\npoll_interval_ms = "100"\nkeepalive = 1e400\n[limits]\nmax_push_topics = -1\n',
     }
