@@ -124,7 +124,7 @@ class Boundary:
             self._authenticate(call.path, call.headers)
         if call.deadline <= trio.current_time():  # Trio would let the handler run to its first checkpoint
             raise _error(_DEADLINE)
-        if self.draining and method.metrics is not None:
+        if (self.draining or call.late) and method.metrics is not None:
             raise _error(_DRAINING)
         if method is self._methods.unknown:
             raise _error(_UNKNOWN_METHOD)

@@ -42,6 +42,7 @@ class Call:
         "_machine",
         "_wake",
         "_wire",
+        "late",
         "peer",
         "reason",
         "request",
@@ -61,6 +62,7 @@ class Call:
         self._machine = machine
         self._wake: trio.Event | None = None
         self._wire = wire
+        self.late = machine.draining  # the peer was told that this call is not served
         self.peer = peer
         self.reason: Reason | None = None
         self.request = request

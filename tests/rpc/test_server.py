@@ -284,6 +284,25 @@ async def test_the_connection_silent_for_longest_makes_room_and_busy_ones_stay()
                 assert server.echo.hanging == 1
 
 
+async def test_a_call_after_the_goodbye_of_its_connection_is_not_served() -> None:
+    """GOAWAY tells its caller that it may repeat the call elsewhere, so it must not be done here as well."""
+    done: list[bytes] = []
+    with trio.fail_after(20):
+        async with serving(Echo(lambda data: done.append(data) or data)) as server:
+            async with raw_client(server.port) as client:
+                running = await client.open(framed(b"x"), p_path=HANG)
+                await server.echo.hung.wait()
+                (connection,) = connections()
+                connection.drain()
+                late = await client.call(framed(b"late"))
+                assert (late.code, late.text) == (Code.UNAVAILABLE, "server is shutting down")
+                assert client.goaway == (running, ErrorCodes.NO_ERROR)
+                server.echo.let_go.set()
+                assert (await client.answer(running)).code == Code.OK
+                await client.until_closed()
+    assert done == []
+
+
 async def test_when_every_connection_is_busy_a_further_one_is_closed() -> None:
     with trio.fail_after(20):
         async with serving(max_connections=1) as server, raw_client(server.port) as busy:
