@@ -93,6 +93,7 @@ def _end_group(group: int, signum: signal.Signals) -> None:
         return
 
 
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
 def test_the_quickstart_leads_to_a_push_and_survives_a_kill(folder: Path, ports: dict[str, str]) -> None:
     steps = blocks(ROOT / "docs" / "quickstart.md")
     assert len(steps) >= 6
