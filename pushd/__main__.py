@@ -236,6 +236,21 @@ def skip(
     return code
 
 
+@app.command(name="step-down")
+def step_down(*, config: ConfigFile = None, data_dir: DataDir = DEFAULT_DATA_DIR, json: Json = False) -> int:
+    """Ask the instance that dispatches to finish what it began and leave dispatching to another one.
+
+    It goes on serving calls, and stays away from the lock for 20 poll intervals. Exit 1 when nobody dispatches, or the
+    one who does has not let go by the end of the drain time.
+    """
+    from pushd.config import load_config
+    from pushd.ops.inspect import run_step_down
+
+    loaded = load_config(config, os.environ)
+    code: int = _run(partial(run_step_down, loaded, data_dir, as_json=json))
+    return code
+
+
 @app.command
 def prune(*, config: ConfigFile = None, data_dir: DataDir = DEFAULT_DATA_DIR, json: Json = False) -> int:
     """Delete expired envelopes that were dispatched."""

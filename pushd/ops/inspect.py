@@ -1,4 +1,4 @@
-"""`pushd status`, `pushd explain`, `pushd cursor`, `pushd prune`: ask a running installation, or move it on.
+"""`pushd status`, `explain`, `cursor`, `step-down`, `prune`: ask a running installation, or move it on.
 
 None prints an id, token, URL, key or topic.
 """
@@ -10,6 +10,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import attrs
+import trio
 from rich.console import Console
 from rich.table import Table
 
@@ -18,11 +19,13 @@ from pushd.core.explain import Explanation, Holds, explain
 from pushd.errors import StartError, StoreError
 from pushd.model import RECIPIENT_ID_BYTES, Channel
 from pushd.store import operations
-from pushd.store.operations import COUNTED_ROWS, ChannelCount, DispatchStatus, Skip
+from pushd.store.operations import COUNTED_ROWS, ChannelCount, DispatchStatus, Holder, Skip
 from pushd.store.startup import open_running_database
 from pushd.telemetry import Event, get_logger
 
 NS_PER_S = 1_000_000_000
+STEP_DOWN_MARGIN_S = 2.0  # beyond the drain: for hearing of the request, and for another instance's try
+HOLDER_POLL_S = 0.1
 
 
 async def run_status(config: Config, data_dir: Path, *, as_json: bool) -> int:
@@ -172,6 +175,41 @@ def _print_skip(skip: Skip | None, *, as_json: bool) -> None:
             f"The cursor went from {skip.from_sequence_id} to {skip.to_sequence_id}; {skip.eligible_rows} eligible "
             "envelopes will not be pushed."
         )
+
+
+async def run_step_down(config: Config, data_dir: Path, *, as_json: bool) -> int:
+    """Ask the holder to give the dispatcher lock away, and print who has it then.
+
+    Returns 0 when its term ended, 1 when nobody holds the lock or the holder keeps it beyond its drain time.
+    """
+    patience_s = config.server.max_drain_duration_ms / 1_000 + STEP_DOWN_MARGIN_S
+    async with open_running_database(config, data_dir, "step-down") as connection:
+        before = after = await operations.find_holder(connection)
+        if before is not None:
+            await operations.ask_to_step_down(connection)
+            with trio.move_on_after(patience_s):
+                while after is None or after == before:
+                    await trio.sleep(HOLDER_POLL_S)
+                    after = await operations.find_holder(connection)
+    stepped_down = before is not None and after != before
+    if as_json:
+        names = {"before": before and before.name, "after": after and after.name}
+        print(json.dumps({**names, "stepped_down": stepped_down}))
+    else:
+        print(_step_down_text(before, after, patience_s))
+    return 0 if stepped_down else 1
+
+
+def _step_down_text(before: Holder | None, after: Holder | None, patience_s: float) -> str:
+    if before is None:
+        return "Nobody holds the dispatcher lock: there is no one to step down."
+    if after == before:
+        return f"{before.name} was asked and still holds the dispatcher lock after {patience_s:g} s."
+    if after is None:
+        return f"{before.name} gave the dispatcher lock away; nobody holds it now. `pushd status` tells who does later."
+    if after.name == before.name:
+        return f"{before.name} gave the dispatcher lock away, no other instance took it, and it holds it again."
+    return f"{before.name} gave the dispatcher lock away; {after.name} holds it now."
 
 
 async def run_prune(config: Config, data_dir: Path, *, as_json: bool) -> int:

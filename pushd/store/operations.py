@@ -10,6 +10,7 @@ from pushd.core.explain import EnvelopeFacts, Facts, SubscriptionFacts
 from pushd.errors import StoreInvariant
 from pushd.model import Channel, Delivery, DeliveryConfig
 from pushd.store.database import Connection
+from pushd.store.dispatch import STEP_DOWN
 from pushd.store.queries import query
 
 COUNTED_ROWS = 100_000  # a lag above this is told as "at least"
@@ -32,6 +33,15 @@ class DispatchStatus:
     oldest_renewal_ns: int | None
     skipped_rows: int
     """Eligible rows that operators ever skipped."""
+
+
+@frozen
+class Holder:
+    """One session that holds the dispatcher lock. Two terms of one instance have two."""
+
+    session: tuple[int, float]
+    name: str
+    """`host:pid` of the instance."""
 
 
 @frozen
@@ -58,8 +68,19 @@ async def load_dispatch_status(connection: Connection) -> DispatchStatus:
     if row is None:
         raise StoreInvariant
     cursor, closed, last, application, waiting, oldest, now, renewal, skipped = row
-    holder = None if application is None else str(application).rpartition(" ")[2]
+    holder = None if application is None else _instance(application)
     return DispatchStatus(cursor, closed, last, holder, waiting, oldest, now, renewal, skipped)
+
+
+async def find_holder(connection: Connection) -> Holder | None:
+    """Who holds the dispatcher lock at this moment. Raises StoreError."""
+    row = await connection.fetch_one(query("find_dispatcher_holder"))
+    return None if row is None else Holder((row[0], row[1]), _instance(row[2]))
+
+
+async def ask_to_step_down(connection: Connection) -> None:
+    """Ask whoever holds the dispatcher lock to give it away; nobody answers. Raises StoreError."""
+    await connection.execute(f"NOTIFY {STEP_DOWN}")
 
 
 async def count_recipients(connection: Connection) -> list[ChannelCount]:
@@ -109,3 +130,7 @@ async def skip_cursor(connection: Connection) -> Skip | None:
 async def prune_envelopes(connection: Connection) -> int:
     """Delete up to PRUNED_ROWS expired envelopes at or below the cursor; how many went. Raises StoreError."""
     return await connection.execute(query("prune_envelopes"), {"rows": PRUNED_ROWS})
+
+
+def _instance(application_name: str) -> str:
+    return application_name.rpartition(" ")[2]

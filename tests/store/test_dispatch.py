@@ -13,7 +13,7 @@ import trio
 from pushd.errors import StoreError, StoreUnavailable
 from pushd.model import Channel, DeliveryConfig
 from pushd.store.database import Database
-from pushd.store.dispatch import SWEEP_TOPICS, DispatchStore, Grave
+from pushd.store.dispatch import SWEEP_TOPICS, DispatchStore, Grave, LockSession
 from tests.dispatch.seed import SECRET_HASH, SIGNING_KEY, Seed, eventually, recipient_id, target, topic
 
 DAY_S = 86_400
@@ -229,3 +229,26 @@ async def test_nothing_private_is_shown(store: DispatchStore) -> None:
     assert "private" not in repr(grave)
     assert "hash" not in repr(grave).replace("secret_hash", "")
     assert issubclass(StoreUnavailable, StoreError)
+
+
+async def test_request_to_step_down_arrives_with_the_next_answer_while_listening(
+    store: DispatchStore, seed: Seed
+) -> None:
+    async with store.open_lock_session() as session:
+        assert await session.try_lock()
+        seed.conn.execute("NOTIFY pushd_step_down")
+        await session.probe()
+        assert not session.is_asked_to_step_down, "that was before it listened"
+        await session.listen()
+        await session.probe()
+        assert not session.is_asked_to_step_down
+        seed.conn.execute("NOTIFY pushd_step_down")
+        await eventually_answered(session)
+        assert session.is_asked_to_step_down
+
+
+async def eventually_answered(session: LockSession) -> None:
+    """Prove until the server has passed the notification on, which it does soon after its sender's commit."""
+    with trio.fail_after(30):
+        while not session.is_asked_to_step_down:
+            await session.probe()

@@ -133,6 +133,9 @@ async def test_commands_agree_with_what_happened(folder: Path) -> None:
             target = ["--channel", "http", "--target", here.url, "--signing-key", KEY.hex()]
             assert here.run("send-test", *target).returncode == 0
 
+            stepped = here.ask("step-down")  # there is no other instance, so it comes back
+            assert stepped == {"before": status["holder"], "after": status["holder"], "stepped_down": True}
+
 
 async def test_skip_moves_a_running_dispatcher_on_and_is_recorded(folder: Path) -> None:
     with launch("webhooks") as hooks:
