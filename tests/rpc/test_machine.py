@@ -16,6 +16,7 @@ from hyperframe.frame import (
     HeadersFrame,
     PingFrame,
     PriorityFrame,
+    RstStreamFrame,
     SettingsFrame,
     WindowUpdateFrame,
 )
@@ -412,6 +413,9 @@ FLOODS = {
     "priority": PriorityFrame(3, depends_on=1, stream_weight=1).serialize(),
     "unknown frames": b"\0\0\0\xbb\0\0\0\0\0",
     "window updates": WindowUpdateFrame(0, window_increment=1).serialize(),
+    "answers to pings": PingFrame(0, opaque_data=b"12345678", flags=["ACK"]).serialize(),
+    "answers to settings": SettingsFrame(0, flags=["ACK"]).serialize(),
+    "goodbyes": GoAwayFrame(0).serialize(),
 }
 
 
@@ -428,6 +432,46 @@ def test_a_flood_of_empty_data_costs_the_connection() -> None:
     pair.run()
     events = pair.server.receive_data(DataFrame(stream_id, b"").serialize() * 300, 0.0)
     assert events == [ConnectionFailed("too many frames without work")]
+
+
+@pytest.mark.parametrize(
+    "late",
+    [
+        DataFrame(1, b"").serialize(),
+        DataFrame(1, b"x").serialize(),
+        RstStreamFrame(1).serialize(),
+        WindowUpdateFrame(1, window_increment=1).serialize(),
+    ],
+    ids=["empty data", "data", "resets", "window updates"],
+)
+def test_a_flood_for_a_stream_that_is_gone_costs_the_connection(late: bytes) -> None:
+    pair = Pair()
+    stream_id = pair.client.open_call(PATH, None)
+    pair.client.cancel(stream_id)
+    pair.run()
+    assert stream_id == 1
+    pair.at_server.clear()
+    assert pair.server.receive_data(late * 300, 0.0) == [ConnectionFailed("too many frames without work")]
+
+
+def test_what_is_under_way_on_streams_we_ended_is_free() -> None:
+    """A caller on a slow line, whose uploads run into their deadlines one after another."""
+    pair = Pair()
+    for _ in range(20):
+        stream_id = pair.client.open_call(PATH, 1.0)
+        pair.client.send(stream_id, b"q" * (2 * MIB))
+        pair.at_server += pair.server.receive_data(pair.client.data_to_send(), 0.0)
+        pair.at_client += pair.client.receive_data(pair.server.data_to_send(), 0.0)
+        under_way = b""
+        while data := pair.client.data_to_send():
+            under_way += data
+        assert len(under_way) > 500_000
+        pair.server.finish(stream_id, Status(Code.DEADLINE_EXCEEDED), b"id")
+        pair.server.release(stream_id)
+        pair.at_server += pair.server.receive_data(under_way, 0.0)
+        pair.run()
+        assert pair.at_client.pop() == CallEnded(stream_id, Status(Code.DEADLINE_EXCEEDED))
+        assert not pair.server.closed
 
 
 def test_pings_that_answer_our_frames_are_free() -> None:
@@ -497,6 +541,7 @@ def test_the_changed_parts_of_h2_are_where_they_are_expected() -> None:
     assert len(connection._data_to_send) == 0
     assert connection.MAX_CLOSED_STREAMS > 4_096
     assert connection.incoming_buffer._headers_buffer == []
+    assert callable(connection._receive_frame)
 
 
 # --- an adversary

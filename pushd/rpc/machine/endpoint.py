@@ -42,6 +42,7 @@ CONNECTION_WINDOW = 2**20
 OUTPUT_BYTES = 256 * 1024
 _FEED_BYTES = 16_384  # patience is looked at between pieces of this size
 # PINGs and WINDOW_UPDATEs follow from what we send: a peer may answer each of our frames with two of them for free.
+# Free is too what a peer has under way on a stream that we end: as many whole frames as fit into the windows.
 _EARNED_PER_FRAME = 2
 _EARNED_MAX = 1_000
 _EARNED_AT_START = 10  # many peers widen windows and measure the round trip first
@@ -150,6 +151,7 @@ class Endpoint:
             h2e.RemoteSettingsChanged: self._settings_changed,
             h2e.SettingsAcknowledged: self._settings_acknowledged,
             h2e.PriorityUpdated: self._unpaid_frame,
+            h2e.PingAckReceived: self._unpaid_frame,
             h2e.UnknownFrameReceived: self._unpaid_frame,
         }
         self.handshaken = False  # the peer's first SETTINGS arrived
@@ -181,6 +183,7 @@ class Endpoint:
                 handler = self._handlers.get(type(event))
                 if handler is not None and not self.closed:
                     handler(event, events)
+            self._spend_on_silent_frames(events)
             if not self.closed and self._h2.input_bytes > self._max_input:
                 self._fail("frame or header block too large", events, ErrorCodes.FRAME_SIZE_ERROR)
             self._settle()
@@ -238,6 +241,9 @@ class Endpoint:
 
     def _reset(self, stream_id: int, error_code: ErrorCodes) -> None:
         if not self.closed:
+            stream = self._streams.get(stream_id)
+            under_way = self._window if stream is None else stream.window
+            self._earn(min(under_way, CONNECTION_WINDOW) // MAX_FRAME + 1)
             with contextlib.suppress(ProtocolError):  # the peer may have ended it within the same piece of input
                 self._h2.reset_stream(stream_id, error_code)
 
@@ -298,7 +304,17 @@ class Endpoint:
         self.handshaken = True
 
     def _settings_acknowledged(self, event: h2e.SettingsAcknowledged, events: list[MachineEvent]) -> None:
+        if self.settings_acknowledged:  # ours are sent once
+            self._spend_patience(events)
         self.settings_acknowledged = True
+
+    def _spend_on_silent_frames(self, events: list[MachineEvent]) -> None:
+        """Frames for streams that are gone, in the main."""
+        count, self._h2.silent_frames = self._h2.silent_frames, 0
+        free = min(count, self._earned)
+        self._earned -= free
+        for _ in range(count - free):
+            self._spend_patience(events)
 
     def _unpaid_frame(self, event: h2e.Event, events: list[MachineEvent]) -> None:
         self._spend_patience(events)
@@ -412,9 +428,9 @@ class Endpoint:
             return 0
         return min(self._h2.local_flow_control_window(stream.id), self._h2.max_outbound_frame_size)
 
-    def _earn(self) -> None:
+    def _earn(self, frames: int = _EARNED_PER_FRAME) -> None:
         if self._earned < _EARNED_MAX:
-            self._earned += _EARNED_PER_FRAME
+            self._earned += frames
 
     def _finish(self, stream: Stream, trailers: RawHeaders) -> None:
         """Ends our side after everything queued."""

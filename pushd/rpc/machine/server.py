@@ -30,7 +30,7 @@ class ServerMachine(Endpoint):
     def __init__(self, limits: Limits, budget: ByteBudget, unsent: ByteBudget | None = None) -> None:
         super().__init__(limits, budget, unsent=unsent, client_side=False)
         self._encoder = PlainEncoder()
-        self._handlers |= {h2e.RequestReceived: self._request_received}
+        self._handlers |= {h2e.RequestReceived: self._request_received, h2e.ConnectionTerminated: self._unpaid_frame}
         self._running: set[int] = set()
         self._started: set[int] = set()
         self._free_refusals = 2 * limits.max_concurrent_streams
