@@ -4,10 +4,10 @@ PostgreSQL ends a session that is silent for five seconds (`idle_session_timeout
 off frees the lock by itself. Turned round: within four seconds of the start of the last good statement the lock is ours
 for certain, and no attempt begins later than that (PUSH-040). A cursor write proves as much as a probe.
 
-Both count on clocks of their own. Trio's stands still while the machine is suspended, so a holder on a virtual machine that
-was paused trusts its lock on waking until the next proof fails, at most four seconds: pushes may then be sent twice. No
-clock a process can read is sure to count a hypervisor's pause, and a question to the database before every attempt
-would cost a statement a delivery. The cursor is safe, because its write compares.
+Both count on clocks of their own. Trio's stands still while the machine is suspended, so a holder on a virtual machine
+that was paused trusts its lock on waking until the next proof fails, at most four seconds: pushes may then be sent
+twice. No clock a process can read is sure to count a hypervisor's pause, and a question to the database before every
+attempt would cost a statement a delivery. The cursor is safe, because its write compares.
 """
 
 from __future__ import annotations
