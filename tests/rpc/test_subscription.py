@@ -22,6 +22,7 @@ from pushd.store.database import Database
 from pushd.telemetry import Metrics, StreamEnd
 from tests.support.streams import (
     DYNAMIC,
+    RATES,
     STATIC,
     Following,
     Publishing,
@@ -213,6 +214,25 @@ async def test_frames_beyond_their_rate_end_the_stream(
             assert (failure.code, failure.message) == (Code.RESOURCE_EXHAUSTED, text)
             assert len(following.frames) == 1 + 3, "what was within the rate was answered"
     assert ended(metrics) == {"rate_limited": 1}
+
+
+@pytest.mark.parametrize("kind", ["update", "ping"])
+async def test_frames_within_their_rate_are_answered_although_they_come_at_once(
+    kind: str, database: Database, metrics: Metrics
+) -> None:
+    """More of them than answers may wait for a reader: this one reads."""
+    burst = RATES.update_burst if kind == "update" else RATES.ping_burst
+    frames = {
+        "update": [update(number, {}, [A]) for number in range(1, burst + 1)],
+        "ping": [wire.SubscribeRequest(ping=wire.Ping(nonce=number)) for number in range(1, burst + 1)],
+    }[kind]
+    async with streaming(database, metrics) as world:
+        async with world.follow() as following:
+            for frame in frames:
+                following.call.send_nowait(frame.SerializeToString())
+            await following.read_until(lambda: len(following.frames) == 1 + burst)
+            answers = [frame.applied.id or frame.pong.nonce for frame in following.frames[1:]]
+            assert answers == list(range(1, burst + 1))
 
 
 async def test_pongs_are_free(database: Database, metrics: Metrics) -> None:

@@ -101,6 +101,9 @@ class SubscriptionService(SubscriptionServiceServicer):
                 async with aclosing(cast("Any", requests)):
                     async for request in requests:
                         await self._take(request, stream, updates, pings)
+                        # Frames that came together are at hand without a pause. Their answers may be more than a
+                        # queue holds, so the stream's own task has to send in between.
+                        await trio.lowlevel.checkpoint()
             except Exception as failure:
                 stream.fail(failure, StreamEnd.INVALID)
             else:
