@@ -38,7 +38,19 @@ test *ARGS: setup
     {{bin}}/python -m pytest {{ARGS}}
 
 # Everything a change must pass
-check: setup lint plain test
+check: setup lint plain test (faults "--short") (fuzz "--short")
+
+# Kill, cut, freeze and fill everything under load, then balance the account of every push (--short: each fault once)
+faults *ARGS: setup
+    {{bin}}/python -m pytest -o python_files='fault_*.py' -p no:randomly -q tests/faults {{ARGS}}
+
+# Throw hostile input at everything that reads what others wrote, for an hour (--short: a minute; --minutes N; a target)
+fuzz *ARGS: setup
+    {{bin}}/python -m tests.fuzz {{ARGS}}
+
+# Serve a steady load for so many minutes and see that memory, tasks, descriptors and connections stay level
+soak MINUTES="10": setup
+    {{bin}}/python -m tests.faults.soak {{MINUTES}}
 
 # Style, types, import directions, generated files
 lint: setup

@@ -32,7 +32,7 @@ METHODS: list[tuple[str, Any]] = [
 ]
 _STREAMED = 6  # from here on the answer is a stream
 PROBE_EVERY = 50  # inputs between two calls of a client that behaves
-LISTEN_S = 0.05
+LISTEN_S = 0.02
 
 
 class _Edge(Target):
