@@ -12,7 +12,7 @@ import binascii
 import enum
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import jwt
@@ -82,18 +82,16 @@ class TokenPolicy:
     leeway_s: int = 60
 
 
-def judge(
-    authorization: Sequence[str], keys: Iterable[TrustedKey], policy: TokenPolicy, now_s: float
-) -> Rejection | None:
+def judge(authorization: str | None, keys: Iterable[TrustedKey], policy: TokenPolicy, now_s: float) -> Rejection | None:
     """None to let the call pass, else why not; the earliest stage that fails decides.
 
     Args:
-        authorization: every value of the `authorization` header.
+        authorization: the `authorization` header; repeated ones joined by a comma, which no token has in it.
         keys: the keys trusted now.
         policy: what the token must say.
         now_s: Unix time in seconds.
     """
-    if not authorization:
+    if authorization is None:
         return NO_TOKEN
     token = _bearer_token(authorization)
     if token is None:
@@ -108,10 +106,10 @@ def judge(
     return _judge_claims(claims, policy, now_s)
 
 
-def _bearer_token(authorization: Sequence[str]) -> str | None:
-    scheme, separator, token = authorization[0].partition(" ")
+def _bearer_token(authorization: str) -> str | None:
+    scheme, _, token = authorization.partition(" ")
     token = token.strip()
-    if len(authorization) > 1 or scheme.lower() != "bearer" or not separator or not token:
+    if scheme.lower() != "bearer" or not token or "," in token:
         return None
     return token if len(token.encode("utf-8", "surrogateescape")) <= MAX_TOKEN_BYTES else None
 

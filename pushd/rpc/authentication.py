@@ -90,8 +90,7 @@ def make_authenticate(
     )
 
     def authenticate(_path: str, headers: Mapping[str, str]) -> None:
-        value = headers.get("authorization")
-        rejection = judge([] if value is None else [value], keys.key_set.keys, policy, now_s())
+        rejection = judge(headers.get("authorization"), keys.key_set.keys, policy, now_s())
         if rejection is not None:
             metrics.auth_rejections.labels(rejection.reason).inc()
             raise StatusError(rejection.code, rejection.message)

@@ -53,9 +53,12 @@ def raw(header: Any, claims: Any, signature: bytes = b"x") -> str:
     return ".".join(base64.urlsafe_b64encode(part).rstrip(b"=").decode() for part in (*parts, signature))
 
 
-def ask(text: str | list[str], *keys: TrustedKey, policy: TokenPolicy | None = None) -> Rejection | None:
-    values = text if isinstance(text, list) else [f"Bearer {text}"]
-    return judge(values, keys or (trusted("ES256"),), policy or TokenPolicy(), NOW)
+def ask_with(header: str | None, *keys: TrustedKey, policy: TokenPolicy | None = None) -> Rejection | None:
+    return judge(header, keys or (trusted("ES256"),), policy or TokenPolicy(), NOW)
+
+
+def ask(text: str, *keys: TrustedKey, policy: TokenPolicy | None = None) -> Rejection | None:
+    return ask_with(f"Bearer {text}", *keys, policy=policy)
 
 
 @pytest.mark.parametrize("alg", sorted(tokens.ALGORITHMS))
@@ -65,29 +68,33 @@ def test_every_algorithm_passes_with_and_without_kid(alg: str, kid: str | None) 
 
 
 @pytest.mark.parametrize(
-    ("values", "expected"),
+    ("header", "expected"),
     [
-        ([], tokens.NO_TOKEN),
-        ([""], tokens.NOT_BEARER),
-        (["Bearer"], tokens.NOT_BEARER),
-        (["Bearer "], tokens.NOT_BEARER),
-        (["Bearer    "], tokens.NOT_BEARER),
-        (["Basic dTpw"], tokens.NOT_BEARER),
-        (["Bearer a", "Bearer b"], tokens.NOT_BEARER),
-        (["Bearer " + "a" * 8_193], tokens.NOT_BEARER),
-        (["Bearer " + "a" * 8_192], tokens.NOT_JWT),
-        (["Bearer a.b"], tokens.NOT_JWT),
-        (["Bearer a.b.c.d"], tokens.NOT_JWT),
-        (["Bearer \x80.b.c"], tokens.NOT_JWT),
+        (None, tokens.NO_TOKEN),
+        ("", tokens.NOT_BEARER),
+        ("Bearer", tokens.NOT_BEARER),
+        ("Bearer ", tokens.NOT_BEARER),
+        ("Bearer    ", tokens.NOT_BEARER),
+        ("Basic dTpw", tokens.NOT_BEARER),
+        ("Bearer a,Bearer b", tokens.NOT_BEARER),
+        ("Bearer " + "a" * 8_193, tokens.NOT_BEARER),
+        ("Bearer " + "a" * 8_192, tokens.NOT_JWT),
+        ("Bearer a.b", tokens.NOT_JWT),
+        ("Bearer a.b.c.d", tokens.NOT_JWT),
+        ("Bearer \x80.b.c", tokens.NOT_JWT),
     ],
 )
-def test_header_must_hold_one_bearer_token(values: list[str], expected: Rejection) -> None:
-    assert ask(values) == expected
+def test_header_must_hold_one_bearer_token(header: str | None, expected: Rejection) -> None:
+    assert ask_with(header) == expected
+
+
+def test_two_good_tokens_are_not_one() -> None:
+    assert ask_with(f"Bearer {token()},Bearer {token()}") == tokens.NOT_BEARER
 
 
 @pytest.mark.parametrize("scheme", ["bearer ", "BEARER ", "Bearer  "])
 def test_scheme_is_case_insensitive_and_the_token_trimmed(scheme: str) -> None:
-    assert ask([scheme + token()]) is None
+    assert ask_with(scheme + token()) is None
 
 
 @pytest.mark.parametrize(
@@ -222,7 +229,7 @@ def test_statuses_are_constants(rejection: Rejection, code: Code, message: str) 
 
 @given(st.text(max_size=200), st.binary(max_size=60), st.binary(max_size=60))
 def test_no_header_text_raises(text: str, header: bytes, claims: bytes) -> None:
-    assert ask([text]) in (tokens.NOT_BEARER, tokens.NOT_JWT)
+    assert ask_with(text) in (tokens.NOT_BEARER, tokens.NOT_JWT)
     assert ask(raw(header, claims)) in (tokens.NOT_JWT, tokens.UNSUPPORTED, tokens.UNTRUSTED)
 
 

@@ -227,8 +227,15 @@ class RawClient:
         if data:
             await self.stream.send_all(data)
 
-    async def open(self, body: bytes | None = b"", *, end: bool = True, **changes: str | None) -> int:
-        """Sends a request; `changes` replace or remove headers, with `_` for `-` and `p_` for `:`."""
+    async def open(
+        self,
+        body: bytes | None = b"",
+        *,
+        end: bool = True,
+        more: Iterable[tuple[str, str]] = (),
+        **changes: str | None,
+    ) -> int:
+        """Sends a request; `changes` replace or remove headers, with `_` for `-` and `p_` for `:`; `more` follow."""
         headers = dict(REQUEST)
         for name, value in changes.items():
             key = ":" + name[2:] if name.startswith("p_") else name.replace("_", "-")
@@ -239,7 +246,7 @@ class RawClient:
         stream_id = self.h2.get_next_available_stream_id()
         self.answers[stream_id] = Answer()
         self._decoders[stream_id] = MessageDecoder(2**32)
-        self.h2.send_headers(stream_id, list(headers.items()), end_stream=end and not body)
+        self.h2.send_headers(stream_id, [*headers.items(), *more], end_stream=end and not body)
         if body:
             self.h2.send_data(stream_id, body, end_stream=end)
         await self.flush()
