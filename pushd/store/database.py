@@ -235,11 +235,13 @@ class Database:
             url,
             application_name=_application_name(purpose),
             connect_timeout=CONNECT_S,
-            # A dead peer is noticed within about 25 s even by a session that only waits.
+            # A dead peer is noticed within about 25 s: by a session that only waits through keepalives, which are not
+            # sent while something is unacknowledged, and then through the limit on that (in ms).
             keepalives=1,
             keepalives_idle=10,
             keepalives_interval=5,
             keepalives_count=3,
+            tcp_user_timeout=25_000,
             **({} if replica else {"target_session_attrs": "read-write"}),
         )
 

@@ -111,6 +111,25 @@ async def test_unreachable_server_is_unavailable(metrics: Metrics) -> None:
                     pass
 
 
+async def test_idle_sessions_that_the_server_ended_cost_no_call(database: Database) -> None:
+    """What a restart of PostgreSQL leaves in the pool."""
+    async with database.dedicated("restart") as restart:
+        async with database.primary() as one, database.primary() as other:
+            rows = [await each.fetch_one("SELECT pg_backend_pid()") for each in (one, other)]
+        for row in rows:
+            assert await restart.fetch_one("SELECT pg_terminate_backend(%s, 5000)", row) == (True,)
+        async with database.primary() as one, database.primary() as other:
+            for each in (one, other):
+                assert await each.fetch_one("SELECT 1") == (1,)
+
+
+async def test_dead_peer_ends_a_session_that_waits_and_one_that_sent(database: Database) -> None:
+    """Keepalives find it only while nothing is unacknowledged; a statement on its way has a limit of its own."""
+    async with database.primary() as connection:
+        parameters = connection.raw.info.get_parameters()
+    assert (parameters["keepalives_idle"], parameters["tcp_user_timeout"]) == ("10", "25000")
+
+
 async def test_dedicated_session_is_named_for_operators(database: Database) -> None:
     async with database.dedicated("dispatcher") as connection:
         row = await connection.fetch_one("SELECT current_setting('application_name')")
