@@ -44,6 +44,8 @@ class Facts:
     cursor: int
     last_sequence_id: int
     """The greatest sequence id handed out so far."""
+    skipped: bool
+    """Whether an operator ever moved the cursor past it."""
     envelope: EnvelopeFacts | None
     channel: Channel | None
     """The recipient's channel, None for an unknown recipient."""
@@ -76,6 +78,7 @@ class Explanation:
     verdict: str
 
 
+_UNKNOWN = "There is no such envelope."
 _PRUNED = "Nothing can be said: the row is gone, so it was pruned, or its transaction was rolled back."
 _NEVER = "It was not pushed to this recipient, and will not be."
 
@@ -89,6 +92,9 @@ def explain(facts: Facts) -> Explanation:
         if step.holds is not Holds.YES:
             return Explanation(tuple(steps), _verdict(facts, step))
     dispatched = facts.sequence_id <= facts.cursor
+    if dispatched and facts.skipped:
+        steps.append(Step("dispatched", Holds.NO, "an operator moved the cursor past it (`pushd cursor skip`)"))
+        return Explanation(tuple(steps), "It was not pushed, unless its attempt had begun when the cursor was moved.")
     text = (
         f"at or below the cursor {facts.cursor}: its first attempt is over"
         if dispatched
@@ -107,16 +113,22 @@ def _verdict(facts: Facts, step: Step) -> str:
     if step.holds is Holds.SO_FAR:
         return "It was not pushed yet, and will be looked at once that holds."
     if facts.envelope is None:
-        return _PRUNED
+        return _PRUNED if _was_handed_out(facts) else _UNKNOWN
     return _NEVER
 
 
 def _stored(facts: Facts) -> Step:
     if facts.envelope is not None:
         return Step("stored", Holds.YES, "there is such an envelope")
-    if facts.sequence_id > facts.last_sequence_id:
+    if not _was_handed_out(facts):
         return Step("stored", Holds.NO, "this sequence id was never handed out")
+    if facts.sequence_id > facts.closed_sequence_id:
+        return Step("stored", Holds.SO_FAR, "its publish is open, or was rolled back")
     return Step("stored", Holds.NO, "no envelope has this sequence id")
+
+
+def _was_handed_out(facts: Facts) -> bool:
+    return 0 < facts.sequence_id <= facts.last_sequence_id
 
 
 def _eligible(facts: Facts) -> Step:

@@ -97,17 +97,18 @@ async def load_delivery_facts(
     row = await connection.fetch_one(query("load_delivery_facts"), parameters, binary=True)
     if row is None:
         raise StoreInvariant
-    closed, cursor, last = row[:3]
-    server_ns, eligible, is_commit, sender_hmac, payload = row[3:8]
-    channel, since, include_commits, base = row[8:12]
+    closed, cursor, last, skipped = row[:4]
+    server_ns, eligible, is_commit, sender_hmac, payload = row[4:9]
+    channel, since, include_commits, base = row[9:13]
     return Facts(
         sequence_id=sequence_id,
         closed_sequence_id=closed,
         cursor=cursor,
         last_sequence_id=last,
+        skipped=skipped,
         envelope=None if server_ns is None else EnvelopeFacts(server_ns, eligible, is_commit, sender_hmac, payload),
         channel=None if channel is None else Channel(channel),
-        subscription=None if since is None else SubscriptionFacts(since, include_commits, base, row[12:15]),
+        subscription=None if since is None else SubscriptionFacts(since, include_commits, base, row[13:16]),
         configured=frozenset(configured),
     )
 

@@ -19,7 +19,7 @@ DATA = MESSAGE.group_message.data
 OWN = sender_hmac(KEY, DATA)
 ENVELOPE = EnvelopeFacts(9 * HMAC_EPOCH_NS, True, False, None, PAYLOAD)
 SUBSCRIPTION = SubscriptionFacts(5, False, None, (None, None, None))
-SENT = Facts(10, 20, 15, 30, ENVELOPE, Channel.FCM, SUBSCRIPTION, frozenset(Channel))
+SENT = Facts(10, 20, 15, 30, False, ENVELOPE, Channel.FCM, SUBSCRIPTION, frozenset(Channel))
 
 
 def with_envelope(**change: Any) -> Facts:
@@ -46,6 +46,11 @@ def with_keys(base: int) -> Facts:
         (evolve(SENT, cursor=10), "dispatched", Holds.YES, "at or below the cursor 10"),
         (evolve(SENT, envelope=None), "stored", Holds.NO, "no envelope has this sequence id"),
         (evolve(SENT, envelope=None, sequence_id=31), "stored", Holds.NO, "never handed out"),
+        (evolve(SENT, envelope=None, sequence_id=0), "stored", Holds.NO, "never handed out"),
+        (evolve(SENT, envelope=None, sequence_id=20), "stored", Holds.NO, "no envelope has this sequence id"),
+        (evolve(SENT, envelope=None, sequence_id=21), "stored", Holds.SO_FAR, "is open, or was rolled back"),
+        (evolve(SENT, skipped=True), "dispatched", Holds.NO, "an operator moved the cursor past it"),
+        (evolve(SENT, skipped=True, cursor=9), "dispatched", Holds.SO_FAR, "above the cursor 9"),
         (with_envelope(push_eligible=False), "eligible", Holds.NO, "did not set should_push"),
         (evolve(SENT, closed_sequence_id=9), "settled", Holds.SO_FAR, "above the closed boundary 9"),
         (evolve(SENT, closed_sequence_id=10), "dispatched", Holds.YES, ""),
@@ -85,6 +90,9 @@ def test_commit_reaches_who_opted_in() -> None:
         (evolve(SENT, closed_sequence_id=9), "It was not pushed yet"),
         (evolve(SENT, channel=None), "It was not pushed to this recipient, and will not be."),
         (evolve(SENT, envelope=None), "Nothing can be said"),
+        (evolve(SENT, envelope=None, sequence_id=31), "There is no such envelope."),
+        (evolve(SENT, envelope=None, sequence_id=21), "It was not pushed yet"),
+        (evolve(SENT, skipped=True), "It was not pushed, unless its attempt had begun"),
     ],
 )
 def test_verdict_says_what_follows(facts: Facts, verdict: str) -> None:

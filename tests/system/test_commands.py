@@ -152,6 +152,8 @@ async def test_skip_moves_a_running_dispatcher_on_and_is_recorded(folder: Path) 
             skipped = here.ask("cursor", "skip", "--to-boundary", "--yes")
             assert skipped == {"from_sequence_id": 0, "to_sequence_id": first, "eligible_rows": 1}
             assert here.ask("status")["skipped_rows"] == 1
+            explained = here.ask("explain", "--recipient", RECIPIENT.hex(), "--sequence", str(first))
+            assert explained["steps"][-1]["because"].startswith("an operator moved the cursor past it")
             later = await here.publish()
             await here.wait_cursor(later)
 
