@@ -122,8 +122,8 @@ def readme_commands() -> list[str]:
 def stopped_when(sign: str, command: str, meanwhile: str = ":") -> str:
     """Shell lines that start a command, wait for a sign of life, do something meanwhile, and stop it in order."""
     return (
-        f"echo '+ {command}'; {command} > out.log 2>&1 & child=$!\n"
-        f"until grep -q '{sign}' out.log; do kill -0 $child || cat out.log; sleep 0.1; done\n"
+        f"rm -f out.log; echo '+ {command}'; {command} > out.log 2>&1 & child=$!\n"
+        f"until grep -qs '{sign}' out.log; do kill -0 $child || cat out.log; sleep 0.1; done\n"
         f"{meanwhile}\nkill $child; wait $child"
     )
 
