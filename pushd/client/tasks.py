@@ -23,6 +23,7 @@ from pushd.client.errors import ClientError
 LOG = logging.getLogger("pushd.client")
 
 MAX_SLEEP_NS = 86_400 * SECOND_NS
+_UNWRITABLE_S = 60.0  # as long as a first retry: what has run and could not be recorded runs again after it
 
 Handler = Callable[[bytes], Awaitable[int | None]]
 """Gets the payload; returns when to run again, in nanoseconds since 1970, or None when the task is done.
@@ -159,8 +160,15 @@ class Tasks:
         """Run tasks for ever."""
         while True:
             self._changed = anyio.Event()
-            if not await self.run_due():
-                await self._sleep()
+            try:
+                idle = not await self.run_due()
+            except sqlite3.OperationalError:
+                # A full disk. The outcome of a task is not worth the messenger's life; its next run makes up for it.
+                LOG.error("the local file cannot be written")
+                await anyio.sleep(_UNWRITABLE_S)
+            else:
+                if idle:
+                    await self._sleep()
 
     async def run_due(self) -> bool:
         """Run the one task that is due first; False when none is due."""

@@ -119,6 +119,25 @@ async def test_broken_handler_takes_nothing_along_and_says_nothing_private(
     assert all(record.exc_info is None for record in caplog.records)
 
 
+async def test_file_that_takes_no_writes_for_a_while_ends_nothing(runner: Runner, caplog, autojump_clock) -> None:
+    async def handler(payload: bytes) -> int:
+        runner.note("work", payload)
+        return runner.after(3_600)
+
+    runner.tasks.handle("work", handler)
+    runner.tasks.add("work", due_ns=runner.after(10))
+    runner.db.execute("PRAGMA query_only = 1")  # fails as a full disk does
+    await trio.sleep(100)
+    runner.tasks.wake("work")
+    await trio.sleep(100)
+    runner.db.execute("PRAGMA query_only = 0")
+    await trio.sleep(5_000)
+    assert [time for _, _, time in runner.journal][:2] == [10, 70]  # a minute apart, never a storm
+    assert len(runner.journal) <= 6
+    assert {record.getMessage() for record in caplog.records} == {"the local file cannot be written"}
+    assert runner.db.execute("SELECT count(*), attempts FROM task").fetchone() == (1, 0)
+
+
 async def test_same_task_again_is_brought_forward_but_not_out_of_a_backoff(runner: Runner, autojump_clock) -> None:
     fails = True
 
