@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from pushd.core import tokens
 from pushd.core.checks import Refusal
 from pushd.errors import StoreInvariant, StoreTimeout, StoreUnavailable
+from pushd.rpc.settings import RpcSettings
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENT = (ROOT / "docs" / "errors.md").read_text()
@@ -49,6 +51,22 @@ def test_sources_are_found() -> None:
 )
 def test_storage_status_is_in_the_document(code: str, text: str) -> None:
     assert is_listed(code, text)
+
+
+REJECTIONS = [value for value in vars(tokens).values() if isinstance(value, tokens.Rejection)]
+
+
+@pytest.mark.parametrize("rejection", REJECTIONS, ids=lambda rejection: rejection.reason)
+def test_rejection_of_a_token_is_in_the_document(rejection: tokens.Rejection) -> None:
+    assert is_listed(rejection.code.name, rejection.message)
+
+
+def test_fixed_limits_in_the_document_are_those_of_the_edge() -> None:
+    text, limits = " ".join(DOCUMENT.split()), RpcSettings()
+    assert f"{limits.send_bytes // 2**20} MiB of responses ({limits.send_bytes // 2**21} MiB on one" in text
+    assert f"for {limits.stall_s:.0f} s nothing moved" in text
+    assert f"unanswered for {limits.ping_s:.0f} s" in text
+    assert f"more than {limits.abuse_burst} at once, or {limits.abuse_per_s:.0f} a second" in text
 
 
 LISTED = sorted(
