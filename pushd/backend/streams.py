@@ -19,7 +19,7 @@ import trio
 from attrs import field, frozen
 
 from pushd.core.interest import Asked, Interest, Registration
-from pushd.core.outbound import Applied, Frame, Keepalive, Messages, Outbound, Ping, Pong, Started
+from pushd.core.outbound import Applied, Frame, Keepalive, Messages, Outbound, Ping, Pong, Started, Target
 from pushd.core.stream_updates import Update, UpdateLimits, Wanted, refuse_static, refuse_update
 from pushd.errors import Code, StatusError, StoreError
 from pushd.model import StoredEnvelope
@@ -27,7 +27,7 @@ from pushd.store.streams import StreamPage
 from pushd.telemetry import Metrics, StreamEnd
 
 FETCH_WORKERS = 8  # sessions that streams may use at once, so that queries and pushes keep theirs
-HEADS_TOPICS = 10_000  # of one statement; the largest update is ten of them
+HEADS_TOPICS = 10_000  # joined and read as one, about 20 ms; the largest update is ten of them
 RUN_BYTES = 64 * 1024  # of one topic's envelopes that are queued as one piece
 OFFERS_AT_ONCE = 500  # about 2 ms, then others have a turn
 _DATABASE_TEXT = "database operation failed"
@@ -76,6 +76,10 @@ def _by_topic(envelopes: Iterable[StoredEnvelope]) -> dict[bytes, list[StoredEnv
     return topics
 
 
+def _targets(registrations: Iterable[Registration], heads: Iterable[int]) -> list[Target]:
+    return [(one.topic, head) for one, head in zip(registrations, heads, strict=True)]
+
+
 class Stream:
     """One subscription. Made by `Streams`; ends with `close`, which its caller must call in any case."""
 
@@ -111,10 +115,9 @@ class Stream:
         refusal = refuse_static(topics, self._hub.settings.limits)
         if refusal is not None:
             raise self._refused(refusal)
-        registrations = self._follow(topics)
-        heads = await self._load_heads(registrations)
-        self._put(Started([(wanted.topic, head) for wanted, head in zip(topics, heads, strict=True)]))
-        self._know_heads(registrations, heads)
+        followed, heads = await self._follow(topics)
+        self._put(Started(_targets(followed, heads)))
+        self._know_heads(followed, heads)
 
     def start(self) -> None:
         """Greet the caller of a stream whose topics come with updates."""
@@ -136,10 +139,9 @@ class Stream:
         self._last_update_id = update.update_id
         removed = [interest.remove(topic) for topic in update.removes]
         self._hub.leave([one for one in removed if one is not None])
-        added = self._follow([wanted for wanted in update.adds if wanted.topic not in interest])
-        heads = await self._load_heads(added)
+        added, heads = await self._follow([wanted for wanted in update.adds if wanted.topic not in interest])
         # Nothing of the new topics can be in front of this frame: until `_know_heads` they are neither live nor behind.
-        self._put(Applied(update.update_id, [(one.topic, head) for one, head in zip(added, heads, strict=True)]))
+        self._put(Applied(update.update_id, _targets(added, heads)))
         self._know_heads(added, heads)
         self._hub.metrics.stream_updates.labels("applied").inc()
 
@@ -220,20 +222,23 @@ class Stream:
 
     # --- inside
 
-    def _follow(self, topics: Sequence[Wanted]) -> list[Registration]:
-        registrations = [self._interest.add(wanted.topic, wanted.cursor) for wanted in topics]
-        self._hub.join(registrations)
-        return registrations
-
-    async def _load_heads(self, registrations: Sequence[Registration]) -> list[int]:
+    async def _follow(self, topics: Sequence[Wanted]) -> tuple[list[Registration], list[int]]:
+        """Register topics and read how far each reaches; fewer of them if the stream ends meanwhile."""
+        followed: list[Registration] = []
         heads: list[int] = []
         try:
-            for start in range(0, len(registrations), HEADS_TOPICS):
-                heads += await self._hub.load_heads([one.topic for one in registrations[start : start + HEADS_TOPICS]])
+            for start in range(0, len(topics), HEADS_TOPICS):
+                if self._end is not None:  # what joins now would never leave
+                    break
+                part = [self._interest.add(one.topic, one.cursor) for one in topics[start : start + HEADS_TOPICS]]
+                self._hub.join(part)
+                async with self._hub.reading() as store:
+                    heads += await store.load_heads([one.topic for one in part])
+                followed += part
         except StatusError as failure:
             self.fail(failure, StreamEnd.DATABASE)
             raise
-        return heads
+        return followed, heads
 
     def _know_heads(self, registrations: Sequence[Registration], heads: Sequence[int]) -> None:
         if self._end is None:
@@ -259,8 +264,8 @@ class Stream:
         turn = self._interest.next_turn()
         if not turn:
             return
-        page = await self._hub.load_page(turn)
-        if self._end is not None:
+        page = await self._read_page(turn)
+        if page is None or self._end is not None:
             return
         found = [(place, stored.meta.sequence_id) for place, stored in page.envelopes]
         wanted = self._interest.end_turn(turn, found, is_cut=page.is_cut)
@@ -272,6 +277,12 @@ class Stream:
             self._awake()
         else:
             self._overflow()
+
+    async def _read_page(self, turn: Sequence[Asked]) -> StreamPage | None:
+        async with self._hub.reading() as store:
+            if self._end is not None:  # it ended in the line for the database, which has others to serve
+                return None
+            return await store.load_page([one.registration.topic for one in turn], [one.position for one in turn])
 
     def _put(self, frame: Frame) -> None:
         if self._end is not None:
@@ -405,13 +416,18 @@ class Streams:
             stream.fail(StatusError(failure.code, failure.message), end)
 
     def select(self, seen: Iterable[tuple[int, bytes]]) -> set[int]:
-        """Which of the seen (id, topic) have to be delivered; the others need not be loaded."""
-        wanted: set[int] = set()
+        """Which of the seen (id, topic), ascending, have to be delivered; the others need not be loaded."""
+        ids_of: dict[bytes, list[int]] = {}
         for sequence_id, topic in seen:
-            # Every registration has to hear of it, so this is not to be cut short.
-            due = [one.owner.is_due(one, sequence_id) for one in self._topics.get(topic, ())]
-            if any(due):
-                wanted.add(sequence_id)
+            if topic in self._topics:
+                ids_of.setdefault(topic, []).append(sequence_id)
+        wanted: set[int] = set()
+        for topic, ids in ids_of.items():
+            # Every registration has to hear of the newest, so this is not to be cut short.
+            positions = [one.position for one in self._topics[topic] if one.owner.is_due(one, ids[-1])]
+            if positions:
+                lowest = min(positions)
+                wanted.update(sequence_id for sequence_id in ids if sequence_id > lowest)
         return wanted
 
     async def deliver(self, envelopes: Iterable[StoredEnvelope]) -> None:
@@ -465,29 +481,18 @@ class Streams:
         self.metrics.stream_sessions.labels(stream.kind).dec()
         self.metrics.stream_ended.labels(end).inc()
 
-    async def load_heads(self, topics: Sequence[bytes]) -> list[int]:
-        """As the store, when it is the caller's turn.
+    @asynccontextmanager
+    async def reading(self) -> AsyncIterator[Store]:
+        """The store, when it is the caller's turn.
 
         Raises:
             StatusError: UNAVAILABLE, whatever the database's trouble is; the stream's caller subscribes again.
         """
-        async with self._worker():
-            return await self._store.load_heads(topics)
-
-    async def load_page(self, turn: Sequence[Asked]) -> StreamPage:
-        """As `load_heads`, the page of a turn."""
-        async with self._worker():
-            return await self._store.load_page(
-                [asked.registration.topic for asked in turn], [asked.position for asked in turn]
-            )
-
-    @asynccontextmanager
-    async def _worker(self) -> AsyncIterator[None]:
         since = trio.current_time()
         async with self._workers:
             self.metrics.stream_fetch_wait_seconds.observe(trio.current_time() - since)
             try:
-                yield
+                yield self._store
             except StoreError as error:
                 self.metrics.db_errors.labels(error.kind).inc()
                 raise StatusError(Code.UNAVAILABLE, _DATABASE_TEXT) from error

@@ -11,8 +11,8 @@ import trio
 from attrs import define, field
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from pushd.backend.streams import FETCH_WORKERS, Stream, Streams, StreamSettings
-from pushd.core.interest import TURN_ROWS
+from pushd.backend.streams import FETCH_WORKERS, HEADS_TOPICS, Stream, Streams, StreamSettings
+from pushd.core.interest import TURN_ROWS, Interest, Registration
 from pushd.core.outbound import FRAME_BYTES, QUEUE_BYTES, Applied, Frame, Keepalive, Messages, Ping, Pong, Started
 from pushd.core.stream_updates import Update, Wanted
 from pushd.errors import Code, StatusError, StoreTimeout
@@ -440,6 +440,39 @@ async def test_an_ended_stream_leaves_nothing_behind(
     assert sum(ended.values()) == 1
 
 
+async def test_a_stream_that_has_left_the_line_for_the_database_reads_nothing(
+    store: MemoryStore, metrics: Metrics, autojump_clock: MockClock
+) -> None:
+    store.rows = [stored(1, A)]
+    async with running(store, metrics) as streams:
+        store.lasting_s = 1.0
+        left = [streams.open(is_static=False) for _ in range(3 * FETCH_WORKERS)]
+        for stream in left:
+            streams.start_soon(stream.update, Update(1, [Wanted(A, 0)], []))
+        await trio.sleep(3.5)  # all heads are known, and the first pages are being read
+        assert (store.running, store.pages) == (FETCH_WORKERS, [])
+        for stream in left:
+            stream.close()
+        await trio.sleep(10)
+        assert len(store.pages) == FETCH_WORKERS
+
+
+async def test_a_large_update_joins_in_parts_and_leaves_nothing_behind_when_its_stream_ends(
+    store: MemoryStore, metrics: Metrics, autojump_clock: MockClock
+) -> None:
+    store.lasting_s = 1.0
+    async with running(store, metrics) as streams:
+        stream = streams.open(is_static=False)
+        wanted = [Wanted(group(number), 0) for number in range(3 * HEADS_TOPICS)]
+        streams.start_soon(stream.update, Update(1, wanted, []))
+        await trio.sleep(0.5)
+        assert metrics.stream_topics_registered._value.get() == HEADS_TOPICS, "others have a turn in between"
+        stream.close()
+        await trio.sleep(10)
+        assert metrics.stream_topics_registered._value.get() == 0
+        assert repr(streams) == "<Streams 0 topics=0 ready=True>"
+
+
 async def test_an_invalid_update_ends_the_stream(store: MemoryStore, metrics: Metrics) -> None:
     async with running(store, metrics) as streams:
         stream = await opened(streams)
@@ -489,6 +522,25 @@ async def test_only_what_somebody_waits_for_is_loaded(store: MemoryStore, metric
             nursery.cancel_scope.cancel()
         live.close()
         assert streams.select([(5, A)]) == set()
+
+
+async def test_a_poll_asks_each_follower_once_a_topic(
+    store: MemoryStore, metrics: Metrics, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not once an envelope: a thousand of them for a thousand followers would hold everything up for seconds."""
+    asked: list[int] = []
+    is_due = Interest.is_due
+
+    def counting(interest: Interest, registration: Registration, sequence_id: int) -> bool:
+        asked.append(sequence_id)
+        return is_due(interest, registration, sequence_id)
+
+    async with running(store, metrics) as streams:
+        for cursor in (40, 20, 30):
+            await opened(streams, a=cursor)
+        monkeypatch.setattr(Interest, "is_due", counting)
+        assert streams.select((n, A) for n in range(1, 51)) == set(range(21, 51))
+        assert asked == [50, 50, 50]
 
 
 async def test_an_envelope_is_encoded_once_however_many_follow_it(store: MemoryStore, metrics: Metrics) -> None:
