@@ -7,6 +7,7 @@ from contextlib import ExitStack, asynccontextmanager
 from ipaddress import ip_address
 from typing import Any
 
+import attrs
 import pytest
 import structlog.testing
 
@@ -47,9 +48,13 @@ def seed(database_url: str) -> Iterator[Seed]:
 
 
 @asynccontextmanager
-async def pushing(url: str, fakes: Fakes, channels: Iterable[Channel]) -> AsyncIterator[Instance]:
+async def pushing(
+    url: str, fakes: Fakes, channels: Iterable[Channel], *, allowed_domains: tuple[str, ...] = ()
+) -> AsyncIterator[Instance]:
     """A running dispatcher with these channels, one attempt a delivery."""
     config = push_config({channel: fakes[channel] for channel in channels})
+    if config.http is not None:
+        config = attrs.evolve(config, http=attrs.evolve(config.http, allowed_domains=allowed_domains))
     async with open_channels(config, ThreadResolver(lambda _host: LOOPBACK)) as senders:
         async with instance(url, senders, max_attempts=1) as running:
             yield running
@@ -62,6 +67,12 @@ def one_row(seed: Seed, channel: Channel, recipients: int) -> None:
     seed.subscribe(numbers, topic(1))
     seed.envelopes([(1, topic(1))])
     seed.settle(1)
+
+
+def point_webhooks(seed: Seed, fakes: Fakes, query: str = "") -> None:
+    """Let every webhook recipient be reached at the fake."""
+    url = f"https://one.hooks.invalid:{fakes[HTTP].port}/{query}"
+    seed.conn.execute("UPDATE push_recipient SET delivery = %s WHERE channel = 3", (url,))
 
 
 def counts(running: Instance, channel: Channel) -> dict[str, int]:
@@ -123,6 +134,16 @@ async def test_answers_decide_over_recipients_and_the_kept_ones_are_reached_late
         await eventually(lambda: counts(running, channel) == {**outcomes, "delivered": len(kept)})
 
 
+@pytest.mark.parametrize("allowed_domains", [(), ("*.HOOKS.invalid",), ("elsewhere.invalid",)])
+async def test_t129_recipient_stays_reachable_when_the_list_of_domains_changes(
+    allowed_domains: tuple[str, ...], database_url: str, seed: Seed, fakes: Fakes
+) -> None:
+    one_row(seed, HTTP, 3)
+    point_webhooks(seed, fakes)
+    async with pushing(database_url, fakes, [HTTP], allowed_domains=allowed_domains) as running:
+        await eventually(lambda: counts(running, HTTP) == {"delivered": 3})
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("channel", "answer", "look_at"),
@@ -160,12 +181,7 @@ async def test_stalled_provider_holds_only_the_permits_of_its_own_channel(
         seed.recipients(numbers, channel)
         seed.subscribe(numbers, topic(row))
         seed.envelopes([(row, topic(row))])
-    trait = "?stall=1" if stalled is HTTP else ""
-    seed.conn.execute(
-        "UPDATE push_recipient SET delivery = 'https://one.hooks.invalid:' || %s::text || '/' || %s::text"
-        " WHERE channel = 3",
-        (fakes[HTTP].port, trait),
-    )
+    point_webhooks(seed, fakes, "?stall=1" if stalled is HTTP else "")
     if stalled is not HTTP:
         fakes[stalled].tell("/default", {"stall": "headers"})
     seed.settle(3)

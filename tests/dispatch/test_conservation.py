@@ -116,7 +116,7 @@ async def test_every_delivery_ends_once_whatever_happens(
     terms = 0
     while store.cursor < store.boundary:
         terms += 1
-        async with dispatching(store, providers) as run:
+        async with dispatching(store, providers, drain_s=rng.choice([0.0, 0.05, 20.0])) as run:
             for _ in range(rng.randrange(1, 30)):
                 await trio.sleep(rng.expovariate(20))
                 fault(store, rng)
@@ -143,6 +143,8 @@ def fault(store: MemoryStore, rng: random.Random) -> None:
             store.failures["read"].append(rng.choice([StoreTimeout(), StoreUnavailable()]))
         case 3:
             store.failures["delete_dead"].append(StoreUnavailable())
+        case 4:
+            store.step_down_asked = True
 
 
 def missed(store: MemoryStore, sent: set[tuple[int, bytes]]) -> list[tuple[int, int]]:

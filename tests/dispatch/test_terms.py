@@ -414,6 +414,18 @@ async def test_idle_session_does_not_fall_silent_between_rare_tries(autojump_clo
         assert sum(name == "try_lock" for _, name in store.calls) == 1
 
 
+async def test_try_that_does_not_return_costs_its_session(autojump_clock: object) -> None:
+    """B099: the server may have granted the lock to a session that nobody hears any more."""
+    store = MemoryStore()
+    store.gates["try_lock"] = trio.Event()
+    async with dispatching(store, {}) as run:
+        await until(lambda: bool(store.severed))
+        assert store.severed[0] <= 3.1
+        store.gates.pop("try_lock").set()
+        await until(lambda: run.holds)
+        assert [name for _, name in store.calls].count("connect") == 2
+
+
 async def test_idle_instance_stops_at_once(autojump_clock: object) -> None:
     store = MemoryStore(lock_holder="somebody else")
     async with dispatching(store, {}, poll_interval_s=60.0) as run:
