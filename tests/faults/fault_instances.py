@@ -58,9 +58,10 @@ async def test_frozen_holder_loses_the_lock_and_sends_nothing_when_it_wakes_up(
         assert holder.terms[-1]["discarded"] > 0
         report = await world.settle()
         assert report.terms == 2
-        # Of the first holder's pushes some were answered while it slept, perhaps for longer than an attempt may take.
+        # An attempt that slept for longer than it may take has failed, whether its request had left before or not.
         assert report.outcomes.keys() <= {"delivered", "failed"}
-        assert sum(report.outcomes.values()) == report.received
+        delivered, failed = report.outcomes["delivered"], report.outcomes.get("failed", 0)
+        assert delivered <= report.received <= delivered + failed
         tell(report)
 
 
