@@ -25,8 +25,7 @@ from pushd.model import EnvelopeMeta, NewEnvelope
 from pushd.store.database import Database
 from pushd.store.publish import Placed, publish_envelopes
 from pushd.telemetry import Metrics
-
-TURN_S = 0.005  # parsing gives other tasks a turn after this long
+from pushd.turns import in_turns
 
 
 @frozen
@@ -72,7 +71,7 @@ class Publisher:
             StoreError: as `pushd.store.publish.publish_envelopes`.
         """
         with trio.move_on_after(self._settings.max_duration_ms / 1_000):
-            parsed = await _in_turns(offers)
+            parsed = await in_turns(offers)
             answer = await self._publish(parsed)
             if isinstance(answer, PublishRefusal):
                 self._rejected.inc(len(parsed))
@@ -118,17 +117,6 @@ class Publisher:
         self._duplicate.inc(len(batch.places) - len(stored))
         if any(envelope.push_eligible for envelope in stored):
             self._request_boundary()
-
-
-async def _in_turns(offers: Iterable[Offer]) -> list[Offer]:
-    parsed = []
-    turn_ends = trio.current_time() + TURN_S
-    for offer in offers:
-        parsed.append(offer)
-        if trio.current_time() >= turn_ends:
-            await trio.lowlevel.checkpoint()
-            turn_ends = trio.current_time() + TURN_S
-    return parsed
 
 
 def _first_invalid(batch: Batch, placed: Sequence[Placed | None]) -> PublishRefusal | None:

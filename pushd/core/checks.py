@@ -13,13 +13,13 @@ from __future__ import annotations
 import enum
 import hashlib
 import hmac
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from typing import Protocol
 
 from attrs import field, frozen
 
-from pushd.core.topics import PUSH_KINDS, topic_kind
+from pushd.core.topics import IDENTIFIER_BYTES, PUSH_KINDS
 from pushd.errors import Code
 from pushd.model import (
     HMAC_KEY_BYTES,
@@ -35,6 +35,9 @@ from pushd.model import (
 
 MIN_SIGNING_KEY_BYTES = 16  # spec §4.2, check 7
 MAX_SIGNING_KEY_BYTES = 64
+
+# Kind byte and length of a topic that can be subscribed to. As a set, because it is asked once a topic.
+_SUBSCRIBABLE = frozenset((bytes((kind,)), 1 + IDENTIFIER_BYTES[kind]) for kind in PUSH_KINDS)
 
 
 class Refusal(enum.Enum):
@@ -118,38 +121,33 @@ def check_delivery(config: DeliveryConfig) -> Refusal | None:
     return None
 
 
-def check_update(
-    adds: Iterable[WireSubscription], removes: Collection[bytes]
-) -> tuple[tuple[SubscriptionChange, ...], tuple[bytes, ...]] | Refusal:
-    """Check 8: every topic and key window has its shape, and no topic occurs twice (PUSH-022).
+class UpdateCheck:
+    """Check 8, topic by topic: every topic and key window has its shape, and no topic occurs twice (PUSH-022).
 
-    Removes get the same look as adds: a topic that could never have been added is a mistake of the caller.
+    One for each request, asked about every add and every remove. Which of them is refused first makes no difference to
+    the answer. It takes them one at a time because a request may hold a million, and others want to run meanwhile.
     """
-    changes = []
-    for add in adds:
-        change = _change_from(add)
-        if change is None:
+
+    def __init__(self) -> None:
+        self._topics: set[bytes] = set()
+
+    def add(self, add: WireSubscription) -> SubscriptionChange | Refusal:
+        """The change that `add` asks for."""
+        topic, epoch_base, keys = add.topic, add.hmac_epoch_base, tuple(add.hmac_keys)
+        if not self._accepts(topic) or epoch_base < 0 or len(keys) > KEY_WINDOW_KEYS:
             return Refusal.SUBSCRIPTION
-        changes.append(change)
-    if not all(map(_is_subscribable, removes)):
-        return Refusal.SUBSCRIPTION
-    topics = {change.topic for change in changes}
-    topics.update(removes)
-    if len(topics) != len(changes) + len(removes):
-        return Refusal.SUBSCRIPTION
-    return tuple(changes), tuple(removes)
+        if any(len(key) != HMAC_KEY_BYTES for key in keys):
+            return Refusal.SUBSCRIPTION
+        # Without keys the base says nothing; None keeps "no window" a single state in the table.
+        window = KeyWindow(epoch_base, keys) if keys else None
+        return SubscriptionChange(topic, window, add.include_commits)
 
+    def remove(self, topic: bytes) -> bytes | Refusal:
+        """The topic itself. One that could never have been added is a mistake of the caller."""
+        return topic if self._accepts(topic) else Refusal.SUBSCRIPTION
 
-def _change_from(add: WireSubscription) -> SubscriptionChange | None:
-    topic, epoch_base, keys = add.topic, add.hmac_epoch_base, tuple(add.hmac_keys)
-    if not _is_subscribable(topic) or epoch_base < 0 or len(keys) > KEY_WINDOW_KEYS:
-        return None
-    if any(len(key) != HMAC_KEY_BYTES for key in keys):
-        return None
-    # Without keys the base says nothing; None keeps "no window" a single state in the table.
-    window = KeyWindow(epoch_base, keys) if keys else None
-    return SubscriptionChange(topic, window, add.include_commits)
-
-
-def _is_subscribable(topic: bytes) -> bool:
-    return topic_kind(topic) in PUSH_KINDS
+    def _accepts(self, topic: bytes) -> bool:
+        if (topic[:1], len(topic)) not in _SUBSCRIBABLE or topic in self._topics:
+            return False
+        self._topics.add(topic)
+        return True

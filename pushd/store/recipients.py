@@ -6,14 +6,14 @@ done or undone. The clock is the database's: instances whose own clocks differ s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 from attrs import frozen
 
 from pushd.core.checks import Claim, Refusal
 from pushd.model import KEY_WINDOW_KEYS, Channel, DeliveryConfig, RecipientState, SubscriptionChange
-from pushd.store.arrays import BigintArray, BooleanArray, ByteaArray
+from pushd.store.arrays import Array, BigintArray, BooleanArray, ByteaArray, encoded
 from pushd.store.database import Params
 from pushd.store.queries import query
 
@@ -101,8 +101,8 @@ async def update_subscriptions(
         {
             "recipient_id": claim.recipient_id,
             "secret_hash": claim.secret_hash,
-            **_columns(adds),
-            "removes": ByteaArray(removes),
+            **{name: await encoded(column) for name, column in _columns(adds)},
+            "removes": await encoded(ByteaArray(removes)),
             "max_topics": max_topics,
         },
     )
@@ -113,16 +113,12 @@ async def update_subscriptions(
     return SubscriptionsUpdated(RecipientState(topic_count, Channel(channel), renewed_ns), added, removed)
 
 
-def _columns(adds: Sequence[SubscriptionChange]) -> dict[str, Any]:
+def _columns(adds: Sequence[SubscriptionChange]) -> Iterator[tuple[str, Array]]:
     """The adds turned on their side: one flat array per column, which is how one statement binds any number of rows."""
     windows = [add.key_window for add in adds]
+    yield "topics", ByteaArray([add.topic for add in adds])
+    yield "epoch_bases", BigintArray([None if window is None else window.epoch_base for window in windows])
+    yield "include_commits", BooleanArray([add.include_commits for add in adds])
     keys = [window.keys if window is not None else () for window in windows]
-    return {
-        "topics": ByteaArray([add.topic for add in adds]),
-        "epoch_bases": BigintArray([None if window is None else window.epoch_base for window in windows]),
-        "include_commits": BooleanArray([add.include_commits for add in adds]),
-        **{
-            f"keys_{slot}": ByteaArray([mine[slot] if slot < len(mine) else None for mine in keys])
-            for slot in range(KEY_WINDOW_KEYS)
-        },
-    }
+    for slot in range(KEY_WINDOW_KEYS):
+        yield f"keys_{slot}", ByteaArray([mine[slot] if slot < len(mine) else None for mine in keys])

@@ -12,10 +12,12 @@ import pytest
 import trio
 
 from pushd.channels.resolver import check_webhook_url
+from pushd.core import checks
 from pushd.core.addresses import Address
 from pushd.errors import StoreUnavailable
 from pushd.model import Channel
 from pushd.rpc.gen.xmtp.backend.v1 import notification_pb2 as wire
+from pushd.store import recipients
 from pushd.store.database import Database, DatabaseSettings, open_database
 from pushd.telemetry import Metrics
 from tests.support.registration import (
@@ -440,6 +442,42 @@ async def test_shape_comes_before_the_limit(database: Database, metrics: Metrics
     await api.register(FCM)
     assert await api.update([add(group(1)), add(group(2)), add(b"")]) == SUBSCRIPTION
     assert await api.update([add(group(1)), add(group(2))]) == TOPIC_LIMIT
+
+
+async def test_update_of_very_many_topics_gives_others_their_turns(
+    api: Api, rows: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S086: 100,001 adds keep a processor busy for most of a second, and are one too many."""
+    await api.register(FCM)
+    before = await rows.everything()
+    begun_at: dict[str, int] = {}
+    turns = 0
+
+    def note(what: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            begun_at[what] = turns
+            return function(*args, **kwargs)
+
+        return noted
+
+    monkeypatch.setattr(checks, "UpdateCheck", note("check", checks.UpdateCheck))
+    monkeypatch.setattr(recipients, "update_subscriptions", note("store", recipients.update_subscriptions))
+    monkeypatch.setattr(Database, "fetch_one", note("statement", Database.fetch_one))
+
+    async def count_turns() -> None:
+        nonlocal turns
+        while True:
+            await trio.lowlevel.checkpoint()
+            turns += 1
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(count_turns)
+        refused = await api.update([add(group(number), KEY, KEY, KEY) for number in range(100_001)])
+        nursery.cancel_scope.cancel(reason="counted")
+    assert refused == TOPIC_LIMIT
+    assert begun_at["store"] - begun_at["check"] >= 10
+    assert begun_at["statement"] - begun_at["store"] >= 3
+    assert await rows.everything() == before
 
 
 async def test_counters_start_at_zero_and_count_rows(api: Api, metrics: Metrics) -> None:

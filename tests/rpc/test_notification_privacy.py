@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 
 from pushd.channels.resolver import check_webhook_url
 from pushd.core.addresses import Address
-from pushd.core.checks import check_identity, check_update
+from pushd.core.checks import UpdateCheck, check_identity
 from pushd.errors import PushdError, StatusError, StoreError, StoreInvariant
+from pushd.model import SubscriptionChange
 from pushd.rpc.gen.xmtp.backend.v1 import notification_pb2 as wire
 from pushd.store.database import Database, DatabaseSettings, open_database
 from pushd.telemetry import Metrics
@@ -202,6 +203,6 @@ def test_values_of_a_request_are_in_no_repr() -> None:
     claim = check_identity(values.keep(private_bytes(rng, 32)), values.keep(private_bytes(rng, 32)))
     add = wire.Subscription(topic=b"\0" + values.keep(private_bytes(rng, 16)), hmac_keys=[private_bytes(rng, 42)])
     values.keep(add.hmac_keys[0])
-    checked = check_update([add], [b"\0" + values.keep(private_bytes(rng, 16))])
-    assert isinstance(checked, tuple)
-    assert values.find_in(repr(claim) + repr(checked[0])) == set()
+    change = UpdateCheck().add(add)
+    assert isinstance(change, SubscriptionChange)
+    assert values.find_in(repr(claim) + repr(change)) == set()

@@ -23,6 +23,7 @@ from pushd.rpc.gen.xmtp.backend.v1.notification_grpc import NotificationServiceS
 from pushd.store import recipients
 from pushd.store.database import Database
 from pushd.telemetry import Metrics
+from pushd.turns import in_turns
 
 _T = TypeVar("_T")
 
@@ -81,7 +82,9 @@ class NotificationService(NotificationServiceServicer):
         """Apply every add and remove, or none; renews the recipient (PUSH-020, PUSH-021, PUSH-022)."""
         claim = _unless_refused(checks.check_identity(input_message.recipient_id, input_message.recipient_secret))
         _unless_refused(await self._ownership(claim))
-        adds, removes = _unless_refused(checks.check_update(input_message.adds, input_message.removes))
+        check = checks.UpdateCheck()
+        adds = await in_turns(_unless_refused(check.add(add)) for add in input_message.adds)
+        removes = await in_turns(_unless_refused(check.remove(topic)) for topic in input_message.removes)
         updated = _unless_refused(
             await recipients.update_subscriptions(
                 self._database, claim, adds, removes, max_topics=self._max_push_topics
