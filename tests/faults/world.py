@@ -343,7 +343,7 @@ class World:
         """Run a statement on the primary, past every proxy."""
         if self._session is None or self._session.closed:
             self._session = psycopg.connect(self.url, autocommit=True)
-        cursor = self._session.execute(statement, parameters)  # type: ignore[call-overload]
+        cursor = self._session.execute(statement, parameters or None)  # type: ignore[call-overload]
         return cursor.fetchall() if cursor.description else []
 
     def close(self) -> None:
