@@ -107,6 +107,8 @@ def test_the_quickstart_leads_to_a_push_and_survives_a_kill(folder: Path, ports:
     assert len(set(holders)) == 3, "a new process dispatches each time"
 
 
+LONG = {"serve": "term_started", "db": "postgresql://"}
+"""Commands that go on until they are stopped, with what they print once they work."""
 NEED_NO_SERVER = {"check-config", "config-schema", "migrate"}
 
 
@@ -131,17 +133,13 @@ def stopped_when(sign: str, command: str, meanwhile: str = ":") -> str:
 def test_the_commands_of_the_readme_work_as_they_stand(folder: Path, ports: dict[str, str]) -> None:
     free = "[server]\nlisten = '127.0.0.1:5050'\n[telemetry]\nmetrics_listen = '127.0.0.1:9464'\n"
     (folder / "pushd.toml").write_text(moved(free, ports))
+    run = {command: f"echo '+ {command}'; {command}" for command in readme_commands()}
+    asking = [run.pop(command) for command in list(run) if command.split()[1] not in {*LONG, *NEED_NO_SERVER}]
     script = ["enable -n pushd"]
-    for command in readme_commands():
-        match command.split()[1]:
-            case "serve":
-                script.append(stopped_when("ready", command))
-            case "db":
-                script.append(stopped_when("postgresql://", command))
-            case name if name in NEED_NO_SERVER:
-                script.append(f"echo '+ {command}'; {command}")
-            case _:
-                script.append(stopped_when("term_started", "pushd serve", f"echo '+ {command}'; {command}"))
+    for command in run:
+        sign = LONG.get(command.split()[1])
+        meanwhile = "\n".join(asking) if command == "pushd serve" else ":"
+        script.append(stopped_when(sign, command, meanwhile) if sign else run[command])
     output = bash(folder, moved("\n".join(script), ports), PUSHD_CONFIG=str(folder / "pushd.toml"))
     for command in readme_commands():
         assert f"+ {moved(command, ports)}" in output
