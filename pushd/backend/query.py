@@ -30,6 +30,10 @@ class QueryLimits:
     max_newest_metadata_topics: int = 1_000
     max_newest_full_topics: int = 100
 
+    def max_newest_topics(self, *, full: bool) -> int:
+        """How many topics a query for the newest may name, with whole envelopes or without."""
+        return self.max_newest_full_topics if full else self.max_newest_metadata_topics
+
 
 async def query_envelopes(
     database: Database, limits: QueryLimits, wanted: Sequence[tuple[bytes, int]], limit: int
@@ -71,8 +75,7 @@ async def query_newest(
             too long together for one response.
         StoreError: the database did not answer.
     """
-    most = limits.max_newest_full_topics if with_payload else limits.max_newest_metadata_topics
-    if len(topics) > most:
+    if len(topics) > limits.max_newest_topics(full=with_payload):
         raise StatusError(Code.INVALID_ARGUMENT, "query exceeds topic limit")
     if any(topic_kind(topic) is None for topic in topics):
         raise StatusError(Code.INVALID_ARGUMENT, "topic is not valid")

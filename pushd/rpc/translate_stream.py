@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 from attrs import frozen
 
 from pushd.core.outbound import Applied, Frame, Keepalive, Messages, Ping, Pong, Started, Target
-from pushd.core.stream_updates import Update, Wanted
+from pushd.core.stream_updates import Update, UpdateLimits, Wanted
 from pushd.model import StoredEnvelope
 from pushd.rpc.gen.xmtp.backend.v1 import subscription_pb2 as wire
 from pushd.rpc.gen.xmtp.backend.v1.types_pb2 import ServerEnvelope
@@ -52,14 +52,15 @@ def encode_envelope(stored: StoredEnvelope) -> bytes:
     return bytes(_ELEMENT + _varint(len(body)) + body)
 
 
-def wanted_from(queries: Sequence[Any]) -> list[Wanted]:
-    """TopicQuery elements."""
-    return [Wanted(query.topic.topic, query.cursor.sequence_id) for query in queries]
+def wanted_from(queries: Sequence[Any], most: int) -> list[Wanted]:
+    """TopicQuery elements, one more than `most` if there are more: enough to see that they are too many."""
+    return [Wanted(query.topic.topic, query.cursor.sequence_id) for query in queries[: most + 1]]
 
 
-def update_from(message: wire.SubscribeRequest.Update) -> Update:
-    """An update as it came; whether it is valid is decided elsewhere."""
-    return Update(message.id, wanted_from(message.adds), [topic.topic for topic in message.removes])
+def update_from(message: wire.SubscribeRequest.Update, limits: UpdateLimits) -> Update:
+    """An update as it came, as far as it is needed; whether it is valid is decided elsewhere."""
+    adds = wanted_from(message.adds, limits.max_update_adds)
+    return Update(message.id, adds, [topic.topic for topic in message.removes[: limits.max_update_removes + 1]])
 
 
 def dynamic_response(frame: Frame, keepalive_ms: int) -> wire.SubscribeResponse:

@@ -19,7 +19,9 @@ class QueryService(QueryServiceServicer):
 
     async def Query(self, input_message: wire.QueryRequest) -> wire.QueryResponse:
         """A page of the topics' envelopes in sequence order."""
-        wanted = [(one.topic.topic, one.cursor.sequence_id) for one in input_message.queries]
+        # One more than allowed shows that they are too many; a large message may hold millions.
+        queries = input_message.queries[: self._limits.max_query_topics + 1]
+        wanted = [(one.topic.topic, one.cursor.sequence_id) for one in queries]
         page = await query_envelopes(self._database, self._limits, wanted, input_message.limit)
         response = wire.QueryResponse()
         for stored in page.envelopes:
@@ -29,10 +31,9 @@ class QueryService(QueryServiceServicer):
 
     async def QueryNewest(self, input_message: wire.QueryNewestRequest) -> wire.QueryNewestResponse:
         """The newest envelope of each topic, or only its metadata."""
-        topics = [one.topic for one in input_message.topics]
-        newest = await query_newest(
-            self._database, self._limits, topics, with_payload=input_message.include_full_envelope
-        )
+        full = input_message.include_full_envelope
+        topics = [one.topic for one in input_message.topics[: self._limits.max_newest_topics(full=full) + 1]]
+        newest = await query_newest(self._database, self._limits, topics, with_payload=full)
         response = wire.QueryNewestResponse()
         for meta, payload in newest:
             result = response.results.add()

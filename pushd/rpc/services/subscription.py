@@ -51,6 +51,7 @@ class SubscriptionService(SubscriptionServiceServicer):
     def __init__(self, streams: Streams, keepalive_ms: int, rates: FrameRates, metrics: Metrics) -> None:
         super().__init__()
         self._streams = streams
+        self._limits = streams.settings.limits
         self._keepalive_ms = keepalive_ms
         self._rates = rates
         self._updates = metrics.stream_updates
@@ -61,7 +62,7 @@ class SubscriptionService(SubscriptionServiceServicer):
     ) -> AsyncIterator[wire.SubscribeStaticResponse]:
         """Follow the topics of the request until the caller leaves."""
         with self._open(is_static=True) as stream:
-            await stream.start_static(wanted_from(input_message.topics))
+            await stream.start_static(wanted_from(input_message.topics, self._limits.max_static_topics))
             while (frame := await stream.next_frame()) is not None:
                 yield static_response(frame, self._keepalive_ms)
 
@@ -119,7 +120,7 @@ class SubscriptionService(SubscriptionServiceServicer):
                 if not _spend(updates):
                     self._updates.labels("rate_limited").inc()
                     self._limit(stream, _TOO_MANY_UPDATES)
-                await stream.update(update_from(request.update))
+                await stream.update(update_from(request.update, self._limits))
             case "ping":
                 if not _spend(pings):
                     self._limit(stream, _TOO_MANY_PINGS)
