@@ -1,7 +1,7 @@
 """grpcio in a process of its own; imports nothing of pushd.
 
 `client PORT [CA_PEM]` plays a list of scenarios against the echo server and prints one JSON object.
-`drain PORT` opens a stream and a slow call, and says what a drain does to them and to a new call.
+`drain PORT [CA_PEM]` opens a stream and a slow call, and says what a drain does to them and to a new call.
 `server` serves an echo on a free port, prints it, and on each line of standard input does what the line says.
 """
 
@@ -76,8 +76,8 @@ def play(port: str, ca_pem: str | None) -> dict[str, Any]:
         return said
 
 
-def watch_drain(port: str) -> dict[str, Any]:
-    with channel_to(port, None) as channel:
+def watch_drain(port: str, ca_pem: str | None) -> dict[str, Any]:
+    with channel_to(port, ca_pem) as channel:
         stream = channel.unary_stream(ECHO + "HangStream")(message(b"x"), timeout=60)
         next(stream)
         slow = channel.unary_unary(ECHO + "Hang").future(message(b"slow"), timeout=60)
@@ -148,8 +148,8 @@ def serve() -> None:
 
 if __name__ == "__main__":
     if sys.argv[1] == "client":
-        print(json.dumps(play(sys.argv[2], sys.argv[3] if len(sys.argv) > 3 else None)))
+        print(json.dumps(play(sys.argv[2], sys.argv[3] if sys.argv[3:] else None)))
     elif sys.argv[1] == "drain":
-        print(json.dumps(watch_drain(sys.argv[2])))
+        print(json.dumps(watch_drain(sys.argv[2], sys.argv[3] if sys.argv[3:] else None)))
     else:
         serve()

@@ -5,13 +5,15 @@ from __future__ import annotations
 import ssl
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import h2.config
 import h2.connection
 import h2.events
+import pytest
 import trio
-from attrs import define, evolve, field, fields
+from attrs import define, evolve, field, fields, frozen
 
 from pushd.rpc._purerpc import purerpc
 from pushd.rpc.gen.xmtp.backend.v1.types_pb2 import Topic
@@ -25,6 +27,21 @@ SERVICE = "xmtp.backend.v1.Echo"
 UNARY, SERVER, CLIENT, BIDI, HANG, HANG_STREAM, HANG_CLIENT = (
     f"/{SERVICE}/{name}" for name in ("Unary", "Server", "Client", "Bidi", "Hang", "HangStream", "HangClient")
 )
+
+
+@frozen
+class Tls:
+    """A certificate for localhost and who trusts it."""
+
+    server: ssl.SSLContext
+    client: ssl.SSLContext
+    ca_pem: Path
+
+
+transport: Tls | None = None
+"""What is spoken unless a test says otherwise; set by the fixture of this name."""
+
+over_both = pytest.mark.usefixtures("transport")
 
 
 def message(data: bytes) -> bytes:
@@ -154,7 +171,7 @@ async def serving(
             settings,
             metrics=metrics,
             stop=stop,
-            tls=tls,
+            tls=tls or (transport and transport.server),
             task_status=task_status,
             **options,
         )
@@ -315,12 +332,19 @@ class RawClient:
                 self.pings += 1
 
 
+async def connect(port: int, tls: ssl.SSLContext | None = None) -> Any:
+    """A stream to the server; TLS shakes hands at its first use."""
+    stream = await trio.open_tcp_stream("127.0.0.1", port)
+    tls = tls or (transport and transport.client)
+    if tls is None:
+        return stream
+    return trio.SSLStream(stream, tls, server_hostname="localhost", https_compatible=True)
+
+
 @asynccontextmanager
 async def raw_client(port: int, tls: ssl.SSLContext | None = None) -> AsyncIterator[RawClient]:
     """A raw client, preface sent."""
-    stream: Any = await trio.open_tcp_stream("127.0.0.1", port)
-    if tls is not None:
-        stream = trio.SSLStream(stream, tls, server_hostname="localhost", https_compatible=True)
+    stream = await connect(port, tls)
     try:
         client = RawClient(stream)
         await client.start()

@@ -12,12 +12,13 @@ from structlog.testing import capture_logs
 
 from pushd.errors import Code
 from tests.rpc.frames import PREFACE, client_frames, frame
-from tests.rpc.harness import BIDI, CLIENT, HANG, UNARY, framed, raw_client, serving
+from tests.rpc.harness import BIDI, CLIENT, HANG, UNARY, connect, framed, over_both, raw_client, serving
 
 _paths = st.sampled_from([UNARY, CLIENT, BIDI, HANG])
 _scripts = _paths.flatmap(lambda path: st.lists(client_frames(path.encode()), min_size=1, max_size=30))
 
 
+@over_both
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(_scripts, min_size=1, max_size=8))
 async def test_random_frames_cost_nobody_else_anything_and_leave_nothing_behind(scripts: list[list[bytes]]) -> None:
@@ -45,7 +46,7 @@ async def _living_tasks() -> int:
 
 async def _attack(port: int, script: list[bytes]) -> None:
     """Sends everything, then listens until the server has either hung up or answered what it wants to answer."""
-    async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
+    async with await connect(port) as stream:
         with suppress(trio.BrokenResourceError):
             await stream.send_all(PREFACE + frame(4, 0, 0, b""))
             for piece in script:

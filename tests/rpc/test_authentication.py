@@ -18,7 +18,9 @@ from pushd.core.tokens import TrustedKey
 from pushd.errors import Code
 from pushd.rpc.authentication import Keys, make_authenticate
 from pushd.telemetry import Metrics
-from tests.rpc.harness import BIDI, CLIENT, HANG_STREAM, SERVER, UNARY, framed, raw_client, serving
+from tests.rpc.harness import BIDI, CLIENT, HANG_STREAM, SERVER, UNARY, framed, over_both, raw_client, serving
+
+pytestmark = over_both
 
 KEY = ec.generate_private_key(ec.SECP256R1())
 SUBJECT = "somebody-nobody-may-read-about"

@@ -15,7 +15,9 @@ from pushd.rpc.calls import current_call
 from pushd.rpc.gen.google.rpc.status_pb2 import Status
 from pushd.rpc.machine.headers import parse_status
 from pushd.rpc.methods import label_of_code
-from tests.rpc.harness import BIDI, SERVER, SERVICE, UNARY, Echo, eventually, framed, raw_client, serving
+from tests.rpc.harness import BIDI, SERVER, SERVICE, UNARY, Echo, eventually, framed, over_both, raw_client, serving
+
+pytestmark = over_both
 
 SECRET = "postgresql://user:hunter2@db"
 

@@ -22,8 +22,7 @@ from pushd.rpc.server import serve_rpc
 from pushd.rpc.settings import RpcSettings
 from pushd.stop import StopSignal
 from pushd.telemetry import Metrics
-from tests.rpc.conftest import Tls
-from tests.rpc.harness import BIDI, HANG, HANG_CLIENT, HANG_STREAM, SERVER, UNARY, Echo, serving
+from tests.rpc.harness import BIDI, HANG, HANG_CLIENT, HANG_STREAM, SERVER, UNARY, Echo, Tls, serving
 
 QUICK = ChannelSettings(backoff_min_s=0.05, backoff_max_s=0.2, connect_s=2.0)
 

@@ -13,7 +13,7 @@ from h2.errors import ErrorCodes
 from pushd.errors import Code
 from pushd.rpc.gen.grpc.health.v1 import health_pb2
 from pushd.rpc.health import Health
-from tests.rpc.harness import HANG, HANG_STREAM, eventually, framed, message, raw_client, serving
+from tests.rpc.harness import HANG, HANG_STREAM, Tls, eventually, framed, message, over_both, raw_client, serving
 
 CHECK = "/grpc.health.v1.Health/Check"
 WATCH = "/grpc.health.v1.Health/Watch"
@@ -22,6 +22,7 @@ NOT_SERVING = health_pb2.HealthCheckResponse(status="NOT_SERVING").SerializeToSt
 SERVING = health_pb2.HealthCheckResponse(status="SERVING").SerializeToString()
 
 
+@over_both
 async def test_a_drain_as_a_connection_with_everything_sees_it() -> None:
     with trio.fail_after(20):
         async with serving() as server, raw_client(server.port) as client:
@@ -45,6 +46,7 @@ async def test_a_drain_as_a_connection_with_everything_sees_it() -> None:
             await server.ended.wait()
 
 
+@over_both
 async def test_a_connection_made_while_draining_hears_not_serving_and_unavailable() -> None:
     with trio.fail_after(20):
         async with serving() as server, raw_client(server.port) as busy:
@@ -65,6 +67,7 @@ async def test_a_connection_made_while_draining_hears_not_serving_and_unavailabl
             await server.ended.wait()
 
 
+@over_both
 async def test_what_still_runs_at_the_deadline_ends_unavailable() -> None:
     with trio.fail_after(20):
         async with serving() as server, raw_client(server.port) as client:
@@ -77,6 +80,7 @@ async def test_what_still_runs_at_the_deadline_ends_unavailable() -> None:
             assert server.echo.hanging == 0
 
 
+@over_both
 async def test_a_deadline_that_moves_closer_counts() -> None:
     with trio.fail_after(20):
         async with serving() as server, raw_client(server.port) as client:
@@ -89,10 +93,14 @@ async def test_a_deadline_that_moves_closer_counts() -> None:
             await server.ended.wait()
 
 
-async def test_grpcio_sees_its_running_call_finish_its_stream_end_and_its_new_call_fail() -> None:
+@over_both
+async def test_grpcio_sees_its_running_call_finish_its_stream_end_and_its_new_call_fail(
+    transport: Tls | None,
+) -> None:
     with trio.fail_after(60):
         async with serving() as server, trio.open_nursery() as nursery:
             command = [sys.executable, "-m", "tests.rpc.grpcio_peer", "drain", str(server.port)]
+            command += [] if transport is None else [str(transport.ca_pem)]
             peer = await nursery.start(partial(trio.run_process, command, stdout=subprocess.PIPE))
             said = b""
             async for piece in peer.stdout:
@@ -110,6 +118,7 @@ async def test_grpcio_sees_its_running_call_finish_its_stream_end_and_its_new_ca
     assert result["slow"] == message(b"slow").hex()
 
 
+@over_both
 async def test_an_idle_server_stops_at_once_and_says_goodbye() -> None:
     with trio.fail_after(20):
         async with serving() as server, raw_client(server.port) as client:
@@ -120,6 +129,7 @@ async def test_an_idle_server_stops_at_once_and_says_goodbye() -> None:
             await server.ended.wait()
 
 
+@over_both
 async def test_a_stop_before_anybody_came_is_over_at_once() -> None:
     with trio.fail_after(20):
         async with serving() as server:
@@ -139,6 +149,7 @@ async def test_a_peer_in_the_middle_of_its_handshake_does_not_hold_the_drain() -
 # --- health by itself
 
 
+@over_both
 async def test_health_tells_changes_to_watchers_and_knows_names_later() -> None:
     health = Health()
     with trio.fail_after(20):

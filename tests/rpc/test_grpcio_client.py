@@ -8,9 +8,8 @@ import sys
 import pytest
 import trio
 
-from tests.rpc.conftest import Tls
 from tests.rpc.grpcio_peer import message
-from tests.rpc.harness import SERVICE, serving
+from tests.rpc.harness import SERVICE, Tls, serving
 from tests.rpc.test_malformed import Notification
 
 

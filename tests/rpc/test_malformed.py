@@ -8,7 +8,9 @@ import trio
 from pushd.errors import Code
 from pushd.rpc.gen.xmtp.backend.v1 import notification_pb2 as wire
 from pushd.rpc.gen.xmtp.backend.v1.notification_grpc import NotificationServiceServicer
-from tests.rpc.harness import CLIENT, SERVER, UNARY, framed, raw_client, serving
+from tests.rpc.harness import CLIENT, SERVER, UNARY, framed, over_both, raw_client, serving
+
+pytestmark = over_both
 
 BIG = 26_214_400
 
