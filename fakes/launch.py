@@ -7,6 +7,7 @@ import http.client
 import json
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -66,8 +67,13 @@ class RunningFake:
 @contextlib.contextmanager
 def launch(name: str, *options: str) -> Iterator[RunningFake]:
     """Run `python -m fakes.<name>` for the length of the block; it ends with its standard input, whatever happens."""
-    command = [sys.executable, "-m", f"{__package__}.{name}", "--exit-with-stdin", *options]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=_ROOT) as process:
+    command = [sys.executable, "-m", f"{__package__}.{name}", "--exit-with-stdin"]
+    with (
+        tempfile.TemporaryDirectory(prefix="fake-") as folder,
+        subprocess.Popen(
+            [*command, "--folder", folder, *options], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=_ROOT
+        ) as process,
+    ):
         assert process.stdout is not None
         line = process.stdout.readline()
         if not line:

@@ -99,18 +99,35 @@ class Tally:
 
 
 async def run_demo(*, as_json: bool, seconds: int) -> int:
-    """Run the demo for about `seconds` of publishing; 0 when every push arrived.
+    """Run the demo for about `seconds` of publishing; 0 when every push arrived, 143 when SIGTERM ended it.
 
     Raises:
         DemoFailed: a process did not start, a call failed, or a push did not arrive.
     """
+    code = 128 + signal.SIGTERM
+    async with trio.open_nursery() as nursery:
+        await nursery.start(_end_with_sigterm, nursery.cancel_scope)
+        code = await _run(as_json=as_json, seconds=seconds)
+        nursery.cancel_scope.cancel(reason="shown")
+    return code
+
+
+async def _end_with_sigterm(demo: trio.CancelScope, *, task_status: trio.TaskStatus[None]) -> None:
+    """Its processes and its folder must not outlive the demo; Ctrl-C needs no such help."""
+    with trio.open_signal_receiver(signal.SIGTERM) as signals:
+        task_status.started()
+        await signals.__anext__()
+        demo.cancel(reason="SIGTERM")
+
+
+async def _run(*, as_json: bool, seconds: int) -> int:
     began = time.monotonic()
     console = Console(stderr=as_json)
     folder = Path(tempfile.mkdtemp(prefix="pushd-demo-"))
     try:
         async with AsyncExitStack() as stack:
             console.print("Starting PostgreSQL, pushd and three fake providers on this machine ...")
-            fakes = await _start_fakes(stack)
+            fakes = await _start_fakes(stack, folder)
             server = await stack.enter_async_context(_running_server(folder, fakes))
             started_s = time.monotonic() - began
             host, _, port = server["grpc"].rpartition(":")
@@ -294,12 +311,12 @@ def _conclude(
     return 0
 
 
-async def _start_fakes(stack: AsyncExitStack) -> dict[Channel, Fake]:
+async def _start_fakes(stack: AsyncExitStack, folder: Path) -> dict[Channel, Fake]:
     """Start all three, then wait for each to say where it is."""
     modules = {Channel.APNS: "apns", Channel.FCM: "fcm", Channel.HTTP: "webhooks"}
     processes = {}
     for channel, name in modules.items():
-        argv = [sys.executable, "-m", f"{_FAKES}.{name}", "--exit-with-stdin"]
+        argv = [sys.executable, "-m", f"{_FAKES}.{name}", "--exit-with-stdin", "--folder", str(folder / name)]
         process = _process(argv, cwd=_ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         processes[channel] = await stack.enter_async_context(process)
     fakes = {}
