@@ -1,7 +1,8 @@
 """The command line: one function per command. It reads arguments, calls, and turns errors into one line and a code.
 
-Exit codes: 0 done (for `serve`: stopped after a drain); 1 cannot start, or the check found errors; 2 the command line
-is wrong; 70 ended by an unexpected error, which was logged; 128 + n ended at once by a second signal n.
+Exit codes: 0 done (for `serve`: stopped after a drain); 1 cannot start or be done, or the check found errors; 2 the
+command line is wrong; 70 ended by an unexpected error, which was logged; 128 + n ended at once by signal n (for
+`serve`: by the second one).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import trio
 from cyclopts import Parameter
 
 from pushd import __version__
-from pushd.errors import ConfigError, StartError
+from pushd.errors import ConfigError, StartError, StoreError
 from pushd.telemetry import Event, configure_logging, get_logger
 
 EXIT_CANNOT_START = 1
@@ -64,9 +65,9 @@ def db(*, data_dir: DataDir = DEFAULT_DATA_DIR) -> int:
     from pushd.store.startup import embedded_server
 
     async def run() -> None:
-        async with embedded_server(data_dir) as url:
-            print(url, flush=True)
-            with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+            async with embedded_server(data_dir) as url:
+                print(url, flush=True)
                 await signals.__anext__()
 
     _run(run)
@@ -92,7 +93,9 @@ def migrate(*, config: ConfigFile = None, data_dir: DataDir = DEFAULT_DATA_DIR) 
 
 @app.command(name="check-config")
 def check_config(
-    file: Path | None = None,
+    file: Annotated[
+        Path | None, Parameter(help="TOML file; else the one PUSHD_CONFIG names, else the defaults.")
+    ] = None,
     /,
     *,
     json: Json = False,
@@ -187,7 +190,8 @@ def send_test(
     from pushd.ops.send_test import run_send_test, stored_delivery, test_delivery
 
     loaded = load_config(config, os.environ)
-    if (recipient is None) == (channel is None or target is None):
+    by_target = (channel, target, signing_key) != (None, None, None)
+    if (recipient is not None) == by_target or (by_target and (channel is None or target is None)):
         raise StartError("name either --recipient, or --channel and --target")
 
     async def run() -> int:
@@ -291,7 +295,8 @@ def _exit_code(error: BaseException) -> int:
     leaves = _leaves(error)
     if any(isinstance(leaf, KeyboardInterrupt) for leaf in leaves):
         return 128 + signal.SIGINT
-    if all(isinstance(leaf, (ConfigError, StartError)) for leaf in leaves):
+    # A store's error has a text of its own; its traceback would show the driver's, which quotes stored values.
+    if all(isinstance(leaf, (ConfigError, StartError, StoreError)) for leaf in leaves):
         for line in dict.fromkeys(line for leaf in leaves for line in str(leaf).splitlines()):
             print(f"pushd: {line}", file=sys.stderr)
         return EXIT_CANNOT_START

@@ -181,6 +181,8 @@ async def test_prune_takes_what_expired_and_was_dispatched(folder: Path) -> None
         (["status"], "no pushd runs on this --data-dir"),
         (["explain", "--recipient", "zz", "--sequence", "1"], "64 hex digits"),
         (["send-test"], "name either --recipient, or --channel and --target"),
+        (["send-test", "--channel", "fcm"], "name either --recipient, or --channel and --target"),
+        (["send-test", "--recipient", "00" * 32, "--target", "t"], "name either --recipient, or --channel and"),
         (["send-test", "--channel", "http", "--target", "https://h/"], "--signing-key must be"),
         (["send-test", "--channel", "fcm", "--target", "t"], "push.fcm: this block is missing"),
         (["prune"], "no pushd runs on this --data-dir"),
