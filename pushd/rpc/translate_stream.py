@@ -17,6 +17,7 @@ from pushd.model import StoredEnvelope
 from pushd.rpc.gen.xmtp.backend.v1 import subscription_pb2 as wire
 from pushd.rpc.gen.xmtp.backend.v1.types_pb2 import ServerEnvelope
 from pushd.rpc.translate_publish import write_meta
+from pushd.turns import in_turns
 
 R = TypeVar("R", wire.SubscribeResponse, wire.SubscribeStaticResponse)
 
@@ -52,15 +53,16 @@ def encode_envelope(stored: StoredEnvelope) -> bytes:
     return bytes(_ELEMENT + _varint(len(body)) + body)
 
 
-def wanted_from(queries: Sequence[Any], most: int) -> list[Wanted]:
+async def wanted_from(queries: Sequence[Any], most: int) -> list[Wanted]:
     """TopicQuery elements, one more than `most` if there are more: enough to see that they are too many."""
-    return [Wanted(query.topic.topic, query.cursor.sequence_id) for query in queries[: most + 1]]
+    return await in_turns(Wanted(query.topic.topic, query.cursor.sequence_id) for query in queries[: most + 1])
 
 
-def update_from(message: wire.SubscribeRequest.Update, limits: UpdateLimits) -> Update:
+async def update_from(message: wire.SubscribeRequest.Update, limits: UpdateLimits) -> Update:
     """An update as it came, as far as it is needed; whether it is valid is decided elsewhere."""
-    adds = wanted_from(message.adds, limits.max_update_adds)
-    return Update(message.id, adds, [topic.topic for topic in message.removes[: limits.max_update_removes + 1]])
+    adds = await wanted_from(message.adds, limits.max_update_adds)
+    removes = await in_turns(topic.topic for topic in message.removes[: limits.max_update_removes + 1])
+    return Update(message.id, adds, removes)
 
 
 def dynamic_response(frame: Frame, keepalive_ms: int) -> wire.SubscribeResponse:

@@ -17,14 +17,14 @@ from pushd.store.envelopes import Page
 
 
 @pytest.mark.parametrize(("adds", "removes", "read"), [(3, 2, (3, 2)), (9, 0, (4, 0)), (0, 9, (0, 3))])
-def test_an_update(adds: int, removes: int, read: tuple[int, int]) -> None:
+async def test_an_update(adds: int, removes: int, read: tuple[int, int]) -> None:
     limits = UpdateLimits(max_update_adds=3, max_update_removes=2)
     message = subscription_pb2.SubscribeRequest.Update(id=7, adds=[TopicQuery()] * adds, removes=[Topic()] * removes)
-    assert update_from(message, limits) == Update(7, [Wanted(b"", 0)] * read[0], [b""] * read[1])
+    assert await update_from(message, limits) == Update(7, [Wanted(b"", 0)] * read[0], [b""] * read[1])
 
 
-def test_a_static_stream() -> None:
-    assert len(wanted_from(subscription_pb2.SubscribeStaticRequest(topics=[TopicQuery()] * 9).topics, 3)) == 4
+async def test_a_static_stream() -> None:
+    assert len(await wanted_from(subscription_pb2.SubscribeStaticRequest(topics=[TopicQuery()] * 9).topics, 3)) == 4
 
 
 async def test_queries(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,7 +62,7 @@ class SubscriptionService(SubscriptionServiceServicer):
     ) -> AsyncIterator[wire.SubscribeStaticResponse]:
         """Follow the topics of the request until the caller leaves."""
         with self._open(is_static=True) as stream:
-            await stream.start_static(wanted_from(input_message.topics, self._limits.max_static_topics))
+            await stream.start_static(await wanted_from(input_message.topics, self._limits.max_static_topics))
             while (frame := await stream.next_frame()) is not None:
                 yield static_response(frame, self._keepalive_ms)
 
@@ -120,7 +120,7 @@ class SubscriptionService(SubscriptionServiceServicer):
                 if not _spend(updates):
                     self._updates.labels("rate_limited").inc()
                     self._limit(stream, _TOO_MANY_UPDATES)
-                await stream.update(update_from(request.update, self._limits))
+                await stream.update(await update_from(request.update, self._limits))
             case "ping":
                 if not _spend(pings):
                     self._limit(stream, _TOO_MANY_PINGS)
