@@ -235,6 +235,7 @@ class Database:
             url,
             application_name=_application_name(purpose),
             connect_timeout=CONNECT_S,
+            client_encoding="UTF8",  # or a role's setting could make text unsendable, in an error that quotes it
             # A dead peer is noticed within about 25 s: by a session that only waits through keepalives, which are not
             # sent while something is unacknowledged, and then through the limit on that (in ms).
             keepalives=1,

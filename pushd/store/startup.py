@@ -116,11 +116,11 @@ async def prepare_database(database: Database) -> None:
     """Check the version, bring the schema up to date, and wait for the replica to have it too.
 
     Raises:
-        StartError: unreachable, too old, or a schema that does not fit this program.
+        StartError: unreachable, too old, not in UTF-8, or a schema that does not fit this program.
     """
     try:
         async with database.dedicated("start") as primary:
-            await _check_version(primary)
+            await _check_server(primary)
             for name in await apply_migrations(primary):
                 log.info(Event.MIGRATED, migration=name)
             position = await primary.fetch_one("SELECT pg_current_wal_insert_lsn()::text")
@@ -141,11 +141,16 @@ def _explain(error: StoreError, what: str) -> str:
     return f"{what} can be reached but refuses the work (rights, a read-only session, or a time-out)"
 
 
-async def _check_version(primary: Connection) -> None:
-    row = await primary.fetch_one("SELECT current_setting('server_version_num')::integer / 10000")
+async def _check_server(primary: Connection) -> None:
+    row = await primary.fetch_one(
+        "SELECT current_setting('server_version_num')::integer / 10000, current_setting('server_encoding')"
+    )
     assert row is not None
-    if row[0] < MINIMUM_VERSION:
-        raise StartError(f"database.url: PostgreSQL {row[0]} is too old, {MINIMUM_VERSION} or newer is needed")
+    version, encoding = row
+    if version < MINIMUM_VERSION:
+        raise StartError(f"database.url: PostgreSQL {version} is too old, {MINIMUM_VERSION} or newer is needed")
+    if encoding != "UTF8":  # a token or URL is any text, and its characters are counted
+        raise StartError(f"database.url: the database's encoding is {encoding}, it has to be UTF8")
 
 
 async def _wait_replayed(replica: Connection, position: str) -> None:
