@@ -30,6 +30,7 @@ from pushd.channels.resolver import Resolver, ThreadResolver, check_webhook_url
 from pushd.channels.setup import configured_channels, open_channels, watch_credentials
 from pushd.config import Address, Config
 from pushd.core.admission import PublishLimits, Retention
+from pushd.core.outbound import FRAME_BYTES, FRAME_HEAD_BYTES
 from pushd.core.stream_updates import UpdateLimits
 from pushd.dispatch.term import DispatchSettings, run_dispatcher
 from pushd.errors import StartError
@@ -64,9 +65,13 @@ class Bound:
 
 
 async def serve_with_signals(config: Config, data_dir: Path) -> int | None:
-    """Serve until a signal; returns None after a drain, or the second signal's number."""
+    """Serve until a signal; returns None after a drain, or the second signal's number.
+
+    Before calls are taken there is nothing to drain: the first signal ends a start, however long it would wait.
+    """
     stop = StopSignal()
     ended_by: int | None = None
+    is_serving = False
 
     async def watch_signals(root: trio.CancelScope, *, task_status: trio.TaskStatus[None]) -> None:
         nonlocal ended_by
@@ -75,15 +80,21 @@ async def serve_with_signals(config: Config, data_dir: Path) -> int | None:
             async for signum in signals:
                 if not stop.requested:
                     _drain(stop, config)
+                    if not is_serving:
+                        root.cancel(reason="stopped before it served")
                 else:
                     log.warning(Event.STOP_NOW)
                     ended_by = signum
                     root.cancel(reason="second signal")
 
+    async def run(*, task_status: trio.TaskStatus[Bound]) -> None:
+        await serve(config, data_dir, stop, task_status=task_status)
+        nursery.cancel_scope.cancel(reason="served")
+
     async with trio.open_nursery() as nursery:
         await nursery.start(watch_signals, nursery.cancel_scope)
-        await serve(config, data_dir, stop)
-        nursery.cancel_scope.cancel(reason="served")
+        await nursery.start(run)
+        is_serving = True
     log.info(Event.STOPPED)
     return ended_by
 
@@ -224,8 +235,9 @@ def make_streams(config: Config, database: Database, metrics: Metrics) -> Stream
         ),
         keepalive_s=config.streams.keepalive_interval_ms / 1_000,
         pong_s=config.streams.max_pong_wait_ms / 1_000,
+        frame_bytes=min(FRAME_BYTES, limits.max_response_bytes - FRAME_HEAD_BYTES),
     )
-    return Streams(StreamStore(database), settings, encode_envelope, metrics)
+    return Streams(StreamStore(database, settings.frame_bytes), settings, encode_envelope, metrics)
 
 
 def make_tailer(

@@ -19,7 +19,18 @@ import trio
 from attrs import field, frozen
 
 from pushd.core.interest import Asked, Interest, Registration
-from pushd.core.outbound import Applied, Frame, Keepalive, Messages, Outbound, Ping, Pong, Started, Target
+from pushd.core.outbound import (
+    FRAME_BYTES,
+    Applied,
+    Frame,
+    Keepalive,
+    Messages,
+    Outbound,
+    Ping,
+    Pong,
+    Started,
+    Target,
+)
 from pushd.core.stream_updates import Update, UpdateLimits, Wanted, refuse_static, refuse_update
 from pushd.errors import Code, StatusError, StoreError
 from pushd.model import StoredEnvelope
@@ -46,17 +57,18 @@ class Store(Protocol):
         ...
 
     async def load_page(self, topics: Sequence[bytes], cursors: Sequence[int]) -> StreamPage:
-        """Up to TURN_ROWS envelopes of each topic above its cursor, up to FRAME_BYTES in all, at least one."""
+        """Up to TURN_ROWS envelopes of each topic above its cursor, up to a frame in all, at least one."""
         ...
 
 
 @frozen
 class StreamSettings:
-    """What an operator decides about streams; times in seconds."""
+    """What an operator decides about streams; times in seconds, and the bytes of a frame of several envelopes."""
 
     limits: UpdateLimits = field(factory=UpdateLimits)
     keepalive_s: float = 30.0
     pong_s: float = 90.0
+    frame_bytes: int = FRAME_BYTES
 
 
 @frozen
@@ -67,6 +79,11 @@ class Run:
     last_id: int
     envelopes: Sequence[StoredEnvelope] = field(repr=False)
     encoded: bytes = field(repr=False)
+
+
+def _run(envelopes: Sequence[StoredEnvelope], encoded: Iterable[bytes]) -> Run:
+    first, last = envelopes[0].meta.sequence_id, envelopes[-1].meta.sequence_id
+    return Run(first, last, envelopes, b"".join(encoded))
 
 
 def _by_topic(envelopes: Iterable[StoredEnvelope]) -> dict[bytes, list[StoredEnvelope]]:
@@ -87,7 +104,7 @@ class Stream:
         self._hub = hub
         self._is_static = is_static
         self._interest = Interest(self)
-        self._outbound = Outbound()
+        self._outbound = Outbound(hub.settings.frame_bytes)
         self._last_update_id = 0
         self._fetching = False
         self._end: StreamEnd | None = None
@@ -446,15 +463,19 @@ class Streams:
                     await trio.lowlevel.checkpoint()
 
     def _runs(self, rows: Sequence[StoredEnvelope]) -> Iterator[Run]:
-        """The envelopes of a topic in pieces of about RUN_BYTES."""
+        """The envelopes of a topic in pieces of at most RUN_BYTES, and of a frame, or of one envelope."""
+        most = min(RUN_BYTES, self.settings.frame_bytes)
         start = 0
-        encoded = bytearray()
-        for at, stored in enumerate(rows, start=1):
-            encoded += self.encode(stored)
-            if at == len(rows) or len(encoded) >= RUN_BYTES:
-                yield Run(rows[start].meta.sequence_id, stored.meta.sequence_id, rows[start:at], bytes(encoded))
-                start = at
-                encoded.clear()
+        pieces: list[bytes] = []
+        size = 0
+        for at, stored in enumerate(rows):
+            piece = self.encode(stored)
+            if pieces and size + len(piece) > most:
+                yield _run(rows[start:at], pieces)
+                start, pieces, size = at, [], 0
+            pieces.append(piece)
+            size += len(piece)
+        yield _run(rows[start:], pieces)
 
     # --- from streams
 

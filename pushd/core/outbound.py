@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from attrs import define, field, frozen
 
 FRAME_BYTES = 2 * 2**20
+FRAME_HEAD_BYTES = 8  # more than the tag and the length in front of a frame's envelopes
 QUEUE_FRAMES = 64
 QUEUE_BYTES = 16 * 2**20
 ENVELOPE_OVERHEAD_BYTES = 256
@@ -71,9 +72,14 @@ Frame = Started | Applied | Ping | Pong | Keepalive | Messages
 
 
 class Outbound:
-    """The queue of one stream. Times are seconds of any steady clock."""
+    """The queue of one stream. Times are seconds of any steady clock.
 
-    def __init__(self) -> None:
+    Args:
+        frame_bytes: envelopes of a frame at most, unless it is a single piece.
+    """
+
+    def __init__(self, frame_bytes: int = FRAME_BYTES) -> None:
+        self._frame_bytes = frame_bytes
         self._frames: deque[tuple[Frame, int, float]] = deque()
         self._open: Messages | None = None  # the last frame, while envelopes may still join it
         self._bytes = 0
@@ -109,7 +115,7 @@ class Outbound:
         """Queue `count` envelopes as they came; False, and nothing is queued, when there is no room."""
         size = len(piece)
         frame = self._open
-        if frame is None or frame.size + size > FRAME_BYTES:
+        if frame is None or frame.size + size > self._frame_bytes:
             frame = Messages()
             if not self._append(frame, size, now):
                 return False

@@ -26,10 +26,16 @@ class StreamPage:
 
 
 class StreamStore:
-    """Reads of streams, on the replica where there is one; raises StoreError."""
+    """Reads of streams, on the replica where there is one; raises StoreError.
 
-    def __init__(self, database: Database) -> None:
+    Args:
+        database: where to read.
+        frame_bytes: of a page, encoded.
+    """
+
+    def __init__(self, database: Database, frame_bytes: int = FRAME_BYTES) -> None:
         self._database = database
+        self._frame_bytes = frame_bytes
 
     async def load_heads(self, topics: Sequence[bytes]) -> list[int]:
         """The newest id of each topic, 0 for an empty one."""
@@ -38,7 +44,7 @@ class StreamStore:
         return [head for (head,) in rows]
 
     async def load_page(self, topics: Sequence[bytes], cursors: Sequence[int]) -> StreamPage:
-        """The first TURN_ROWS envelopes of each topic above its cursor, FRAME_BYTES in all, but at least one."""
+        """The first TURN_ROWS envelopes of each topic above its cursor, frame_bytes in all, but at least one."""
         async with self._database.read() as connection:
             rows = await connection.fetch(
                 query("load_stream_page"),
@@ -47,7 +53,7 @@ class StreamStore:
                     "cursors": list(cursors),
                     "topic_rows": TURN_ROWS,
                     "overhead_bytes": ENVELOPE_OVERHEAD_BYTES,
-                    "max_bytes": FRAME_BYTES,
+                    "max_bytes": self._frame_bytes,
                 },
                 binary=True,
             )

@@ -11,17 +11,20 @@ import pytest
 import trio
 from attrs import evolve
 
-from pushd.core.outbound import QUEUE_BYTES
+from pushd.app import make_streams
+from pushd.config import Config, Limits
+from pushd.core.outbound import FRAME_BYTES, QUEUE_BYTES
 from pushd.errors import Code, StatusError
 from pushd.rpc.client import ChannelSettings, open_channel
 from pushd.rpc.gen.xmtp.backend.v1 import subscription_pb2 as wire
 from pushd.rpc.gen.xmtp.backend.v1.types_pb2 import Topic
 from pushd.rpc.services.subscription import FrameRates
 from pushd.rpc.settings import RpcSettings
-from pushd.store.database import Database
+from pushd.store.database import Database, DatabaseSettings
 from pushd.telemetry import Metrics, StreamEnd
 from tests.support.streams import (
     DYNAMIC,
+    QUIET,
     RATES,
     STATIC,
     Following,
@@ -396,6 +399,35 @@ async def test_a_large_update_is_answered_whole(database: Database, publisher: P
                 one: number + 1 for number, one in enumerate(topics[::5_000])
             }
             await following.read_ids(range(1, 6))
+
+
+async def test_frames_fit_the_longest_response_allowed(
+    database: Database, publisher: Publishing, metrics: Metrics
+) -> None:
+    """Caught up or live: what waits for a reader together is no reason to end its stream."""
+    limit = 50_000
+    rpc = evolve(QUIET, max_response_bytes=limit)
+    behind = publisher.publish([A] * 30, 10_000)
+    async with streaming(database, metrics, settings=fast(frame_bytes=limit - 8), rpc=rpc) as world:
+        async with world.follow(update(1, {A: 0})) as following:
+            await following.read_ids(behind)
+            sizes = [45_000, 10_000, 45_000, 20_000, 20_000, 20_000, 49_000, 100, 100]
+            ids = [publisher.store([A], size)[0] for size in sizes]
+            publisher.conn.commit()
+            await following.read_ids(ids)
+            assert following.ids == [*behind, *ids]
+            frames = [one for one in following.frames if one.HasField("messages")]
+            assert max(one.ByteSize() for one in frames) <= limit
+            assert len(frames) < len(following.ids) / 2
+
+
+def test_the_configuration_bounds_frames(metrics: Metrics) -> None:
+    low = make_streams(
+        Config(limits=Limits(max_response_bytes=2**20)), Database(DatabaseSettings(""), metrics), metrics
+    )
+    assert low.settings.frame_bytes == 2**20 - 8
+    usual = make_streams(Config(), Database(DatabaseSettings(""), metrics), metrics)
+    assert usual.settings.frame_bytes == FRAME_BYTES
 
 
 async def test_an_unknown_frame_of_a_newer_client_is_refused(database: Database, metrics: Metrics) -> None:

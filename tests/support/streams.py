@@ -19,6 +19,7 @@ from attrs import define, evolve, field, frozen
 from pushd.backend.boundary import BoundaryTask
 from pushd.backend.streams import Streams, StreamSettings
 from pushd.backend.tailer import Tailer
+from pushd.core.outbound import FRAME_BYTES
 from pushd.core.topics import topic_lock_key
 from pushd.rpc.client import Channel, ClientCall, open_channel
 from pushd.rpc.gen.xmtp.backend.v1 import subscription_pb2 as wire
@@ -213,7 +214,7 @@ async def streaming(
             return await advance_boundary(connection, barrier_wait_ms)
 
     boundary = BoundaryTask(advance, poll_interval_s=poll_s, metrics=metrics)
-    streams = Streams(StreamStore(database), settings, encode_envelope, metrics)
+    streams = Streams(StreamStore(database, settings.frame_bytes), settings, encode_envelope, metrics)
     tailer = Tailer(
         TailerStore(database),
         streams,
@@ -247,7 +248,9 @@ async def until(is_so: Callable[[], object]) -> None:
             await trio.sleep(0.005)
 
 
-def fast(keepalive_s: float = 30.0, pong_s: float = 90.0, **limits: int) -> StreamSettings:
+def fast(
+    keepalive_s: float = 30.0, pong_s: float = 90.0, frame_bytes: int = FRAME_BYTES, **limits: int
+) -> StreamSettings:
     """Settings with other times and limits."""
     base = StreamSettings()
-    return StreamSettings(evolve(base.limits, **limits), keepalive_s, pong_s)
+    return StreamSettings(evolve(base.limits, **limits), keepalive_s, pong_s, frame_bytes)
