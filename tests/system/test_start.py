@@ -80,6 +80,11 @@ def _tables(**tables: Any) -> Callable[[Path], str]:
             ["database.url", "cannot be reached"],
             id="unreachable-database",
         ),
+        pytest.param(
+            _text("[push]\nrecipient_ttl_seconds = 9_223_372_036\n"),
+            ["push.recipient_ttl_seconds"],
+            id="T009-lifetime-beyond-the-database-clock",
+        ),
     ],
 )
 def test_bad_input_gets_one_line_and_code_1(folder: Path, write: Callable[[Path], str], parts: list[str]) -> None:
@@ -129,6 +134,17 @@ async def test_signal_drains_and_exits_0(folder: Path, signum: signal.Signals) -
         names = [event["event"] for event in server.events]
         assert names.index("stopping") < names.index("stopped")
     assert pushd("health", server.grpc).returncode == 1
+
+
+async def test_signal_ends_a_start_that_waits_for_the_database(folder: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"postgresql://127.0.0.1:{silent.getsockname()[1]}/none"
+        async with running_server(folder, base_config(database={"url": url}), wait_ready=False) as server:
+            with trio.fail_after(60):
+                accepted, _ = await trio.to_thread.run_sync(silent.accept, abandon_on_cancel=True)
+                with accepted:
+                    server.send_signal(signal.SIGTERM)
+                    assert await server.wait_exit() == 0  # and 1 had the connection run into its time-out
 
 
 async def test_killed_server_starts_again_on_its_data_and_a_clean_one_leaves_nothing_running(folder: Path) -> None:
