@@ -123,6 +123,7 @@ def requests(rng: random.Random, values: PrivateValues) -> list[tuple[str, Any]]
 )
 @given(seed=st.integers(0, 2**64))
 def test_random_calls_let_nothing_out(database_url: str, seed: int) -> None:
+    """S088, S094 and S095: nor a piece of a URL's path, in no label and no status."""
     values = PrivateValues()
     outcomes = trio.run(observe, database_url, requests(random.Random(seed), values))
     for where, text in outcomes:

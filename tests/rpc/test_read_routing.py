@@ -13,11 +13,13 @@ from psycopg.conninfo import make_conninfo
 
 from pushd.backend.query import QueryLimits
 from pushd.rpc.gen.xmtp.backend.v1 import query_pb2 as wire
+from pushd.rpc.gen.xmtp.backend.v1.notification_pb2 import UnregisterResponse
 from pushd.rpc.gen.xmtp.backend.v1.types_pb2 import Topic, TopicQuery
 from pushd.rpc.services.query import QueryService
 from pushd.store.database import Database, DatabaseSettings, open_database
 from pushd.telemetry import Metrics
 from tests.support.envelopes import Row, insert_envelopes
+from tests.support.registration import FCM, OTHER_SECRET, WRONG_SECRET, Api, add
 from tests.support.streams import streaming, topic
 
 A = topic(1)
@@ -55,6 +57,22 @@ async def test_query_reads_the_primary_and_query_newest_the_replica(
     assert [one.meta.cursor.sequence_id for one in page.envelopes] == [1, 2, 3]
     newest = await service.QueryNewest(wire.QueryNewestRequest(topics=[Topic(topic=A)]))
     assert [one.meta.cursor.sequence_id for one in newest.results] == [2]
+
+
+async def test_registration_reads_and_writes_the_primary_alone(
+    split: Database, database_url: str, replica_url: str, metrics: Metrics
+) -> None:
+    """A recipient the replica has never heard of is its owner's, and the start position is the primary's boundary."""
+    with session(database_url) as primary, session(replica_url) as replica:
+        primary.execute("UPDATE allocation_boundary SET closed_sequence_id = 9")
+        replica.execute("UPDATE allocation_boundary SET closed_sequence_id = 5")
+        api = Api(split, metrics)
+        await api.register(FCM)
+        assert (await api.update([add(A)])).topic_count == 1
+        assert await api.register(FCM, secret=OTHER_SECRET) == WRONG_SECRET
+        assert primary.execute("SELECT since_sequence_id FROM push_subscription").fetchall() == [(9,)]
+        assert (await api.unregister()) == UnregisterResponse()
+        assert replica.execute("SELECT count(*) FROM push_recipient").fetchone() == (0,)
 
 
 async def test_streams_read_the_replica_once_it_shows_the_primary_s_boundary(

@@ -15,6 +15,8 @@ import psycopg
 import pytest
 import trio
 
+from pushd.rpc.client import open_channel
+from pushd.rpc.gen.grpc.health.v1 import health_pb2
 from tests.support.grpcio_client import GrpcioClient, grpcio_client
 from tests.support.postgres import as_url
 from tests.support.privacy import PrivateValues, private_bytes, private_text
@@ -22,6 +24,7 @@ from tests.support.server import ServerProcess, base_config, running_server
 
 pytestmark = pytest.mark.slow
 
+SERVICES = ("Publish", "Query", "Subscription", "Notification")
 METHODS = ("Register", "Unregister", "UpdateSubscriptions")
 HTTP_CHANNEL = {"http": {"allow_private_addresses": True}}
 
@@ -148,7 +151,10 @@ async def test_round_trip_over_grpcio(tmp_path: Path, database_url: str) -> None
 
 
 async def test_bodies_that_do_not_decode_are_malformed(tmp_path: Path, database_url: str) -> None:
-    """T050, as far as a well-behaved gRPC library can send it; and the server answers the next call."""
+    """T050, as far as a well-behaved gRPC library can send it; and the server answers the next call.
+
+    T054: the service is healthy beside the others.
+    """
     bodies = {
         "bad tag": b"\xff",
         "truncated field": b"\x0a\x20abc",
@@ -157,7 +163,7 @@ async def test_bodies_that_do_not_decode_are_malformed(tmp_path: Path, database_
         "not UTF-8 in a string": b"\x1a\x03\x0a\x01\xff",
     }
     malformed = status("INVALID_ARGUMENT", "request is malformed")
-    async with serving(tmp_path, database_url, HTTP_CHANNEL) as (_, client):
+    async with serving(tmp_path, database_url, HTTP_CHANNEL) as (server, client):
         for method in METHODS:
             for name, body in bodies.items():
                 assert await client.send(method, body) == malformed, (method, name)
@@ -165,6 +171,15 @@ async def test_bodies_that_do_not_decode_are_malformed(tmp_path: Path, database_
             assert await client.send(method, bytes(100), gzip=True) == malformed, (method, "compressed")
         values = PrivateValues()
         assert (await client.call("Register", Recipient(values, 3).register()))["code"] == "OK"
+        async with open_channel("127.0.0.1", server.grpc_port) as channel:
+            for name in ("", *(f"xmtp.backend.v1.{service}Service" for service in SERVICES)):
+                health = await channel.unary(
+                    "/grpc.health.v1.Health/Check",
+                    health_pb2.HealthCheckRequest(service=name),
+                    health_pb2.HealthCheckResponse,
+                    deadline_s=30,
+                )
+                assert health.status == health_pb2.HealthCheckResponse.SERVING, ("T054", name)
 
 
 async def test_server_without_push_config_refuses_every_register(tmp_path: Path, database_url: str) -> None:
