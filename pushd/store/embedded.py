@@ -161,7 +161,7 @@ def start(data_dir: Path, settings: dict[str, str] | None = None) -> EmbeddedSer
         StartError: the folder is in use, belongs to another PostgreSQL version, cannot be written, or its path is
             too long; or the server did not come up.
     """
-    data_dir = data_dir.absolute()
+    data_dir = data_dir.resolve()  # a server left over is known by its folder's path, so that must be the only one
     socket_dir = data_dir / "socket"
     if len(os.fsencode(socket_dir / _SOCKET_NAME)) > _SOCKET_PATH_BYTES:
         raise StartError("the path of --data-dir is too long for a Unix socket: choose a shorter one")
@@ -186,7 +186,7 @@ def start(data_dir: Path, settings: dict[str, str] | None = None) -> EmbeddedSer
 
 def running_url(data_dir: Path) -> str | None:
     """URL of the server that runs on `data_dir`, or None. Starts and stops nothing."""
-    data_dir = data_dir.absolute()
+    data_dir = data_dir.resolve()
     return _url(data_dir / "socket") if _postmaster_pid(data_dir / "postgres") is not None else None
 
 

@@ -94,9 +94,13 @@ def test_changes_no_mode_outside_and_lets_no_other_user_in(data_dir: Path) -> No
 
 def test_folder_in_use_is_refused_until_it_is_free(data_dir: Path) -> None:
     first = embedded.start(data_dir, FAST)
+    alias = data_dir.parent / "alias"
+    alias.symlink_to(data_dir)
+    assert embedded.running_url(alias) == embedded.running_url(data_dir) == first.url
     with pytest.raises(StartError, match="in use by another pushd"):
         embedded.start(data_dir, FAST)
     first.stop()
+    assert embedded.running_url(data_dir) is None
     second = embedded.start(data_dir, FAST)
     assert not second.replaced
     second.stop()
