@@ -1,20 +1,20 @@
-"""PUSH-104: streams, the boundary task and a dispatcher that asks for maintenance every poll, side by side.
-
-The dispatcher's part is played by a loop that asks as often as it may; nothing here knows who asked.
-"""
+"""PUSH-104: streams, the boundary task and a dispatcher that asks for maintenance every poll, side by side."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import psycopg
 import pytest
 import trio
 
+from pushd.dispatch.term import DispatchSettings, run_dispatcher
+from pushd.stop import StopSignal
 from pushd.store.database import Database
+from pushd.store.dispatch import DispatchStore
 from pushd.telemetry import Metrics
-from tests.support.streams import Publishing, publishing, streaming, topic, until, update
+from tests.support.streams import Publishing, World, publishing, streaming, topic, until, update
 
 A, B = topic(1), topic(2)
 POLL_S = 0.1
@@ -33,10 +33,22 @@ def holder(database_url: str) -> Iterator[Publishing]:
         yield opened
 
 
-async def ask_every_poll(request: Callable[[], None]) -> None:
+async def ask_twice_a_poll(world: World, _: Database) -> None:
     while True:
-        request()
+        world.boundary.request()
         await trio.sleep(POLL_S / 2)
+
+
+async def dispatch(world: World, database: Database) -> None:
+    """The dispatcher itself, with nobody to send to."""
+    await run_dispatcher(
+        DispatchStore(database),
+        {},
+        DispatchSettings(poll_interval_s=POLL_S),
+        metrics=world.metrics,
+        boundary=world.boundary,
+        stop=StopSignal(),
+    )
 
 
 def stored_boundary(conn: psycopg.Connection[Any]) -> object:
@@ -46,13 +58,19 @@ def stored_boundary(conn: psycopg.Connection[Any]) -> object:
     return row[0]
 
 
+@pytest.mark.parametrize("ask", [ask_twice_a_poll, dispatch])
 async def test_T118_streams_deliver_above_a_boundary_that_cannot_move(
-    database: Database, holder: Publishing, publisher: Publishing, metrics: Metrics, nursery: trio.Nursery
+    ask: Callable[[World, Database], Awaitable[None]],
+    database: Database,
+    holder: Publishing,
+    publisher: Publishing,
+    metrics: Metrics,
+    nursery: trio.Nursery,
 ) -> None:
     attempts = metrics.boundary_advances
     async with streaming(database, metrics, poll_s=POLL_S, barrier_wait_ms=20) as world:
         [gap] = holder.store([B])
-        nursery.start_soon(ask_every_poll, world.boundary.request)
+        nursery.start_soon(ask, world, database)
         started = trio.current_time()
         before = sum(attempts.labels(result)._value.get() for result in ("ok", "lock_timeout"))
         async with world.follow(update(1, {A: 0, B: 0})) as following:
@@ -95,6 +113,21 @@ async def test_T119_a_request_survives_a_forced_recovery_of_the_tailer(
             await until(metrics.tailer_ready._value.get)
             async with world.follow(update(1, {A: 0})) as following:
                 await following.read_ids([above, later, *publisher.publish([A])])
+
+
+async def test_the_dispatcher_has_the_boundary_advanced_while_streams_deliver(
+    database: Database, publisher: Publishing, metrics: Metrics, nursery: trio.Nursery
+) -> None:
+    """Without a gap the tailer asks for nothing."""
+    async with streaming(database, metrics, poll_s=POLL_S) as world:
+        nursery.start_soon(dispatch, world, database)
+        async with world.follow(update(1, {A: 0})) as following:
+            for _ in range(3):
+                [newest] = publisher.publish([A])
+                await following.read_ids([newest])
+                with trio.fail_after(20):
+                    assert await world.boundary.wait_above(newest - 1) == newest
+            assert metrics.tailer_gap_ranges._value.get() == 0
 
 
 async def test_without_gaps_the_tailer_asks_for_nothing(
