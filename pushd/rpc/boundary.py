@@ -9,9 +9,9 @@ incident id, and the caller learns that id and nothing more.
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from secrets import token_hex
-from typing import Any
+from typing import Any, Self
 
 import trio
 from google.protobuf.message import DecodeError
@@ -130,7 +130,7 @@ class Boundary:
             raise _error(_UNKNOWN_METHOD)
 
     async def _run(self, call: Call, method: Method) -> None:
-        request = _messages(call, method) if method.client_streams else _decode(method, await call.receive_only())
+        request = _Messages(call, method) if method.client_streams else _decode(method, await call.receive_only())
         enter_call(call)
         if method.server_streams:
             await self._send_all(method.handle(request, call), call)
@@ -202,9 +202,24 @@ def _error(status: Status) -> StatusError:
     return StatusError(status.code, status.message)
 
 
-async def _messages(call: Call, method: Method) -> AsyncIterator[Any]:
-    while (payload := await call.receive()) is not None:
-        yield _decode(method, payload)
+class _Messages:
+    """The requests of a call, decoded. No generator: a handler may leave it half-read, and in any task."""
+
+    def __init__(self, call: Call, method: Method) -> None:
+        self._call = call
+        self._method = method
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Any:
+        payload = await self._call.receive()
+        if payload is None:
+            raise StopAsyncIteration
+        return _decode(self._method, payload)
+
+    async def aclose(self) -> None:
+        """Nothing is open; for handlers that close what they iterate over."""
 
 
 def _decode(method: Method, payload: bytes) -> Any:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import re
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,7 +17,19 @@ from pushd.rpc.calls import current_call
 from pushd.rpc.gen.google.rpc.status_pb2 import Status
 from pushd.rpc.machine.headers import parse_status
 from pushd.rpc.methods import label_of_code
-from tests.rpc.harness import BIDI, SERVER, SERVICE, UNARY, Echo, eventually, framed, over_both, raw_client, serving
+from tests.rpc.harness import (
+    BIDI,
+    CLIENT,
+    SERVER,
+    SERVICE,
+    UNARY,
+    Echo,
+    eventually,
+    framed,
+    over_both,
+    raw_client,
+    serving,
+)
 
 pytestmark = over_both
 
@@ -98,6 +112,20 @@ async def test_a_bug_after_the_first_reply_of_a_stream_is_still_a_status() -> No
             answer = await client.call(framed(b"x"), p_path=SERVER)
             assert (len(answer.messages), answer.code) == (1, Code.INTERNAL)
             assert (await client.call(framed(b"x"))).code == Code.OK
+
+
+async def test_a_handler_may_leave_its_requests_half_read() -> None:
+    class Hasty(Echo):
+        async def client(self, input_messages: Any) -> Any:
+            return await anext(aiter(input_messages))
+
+    with trio.fail_after(10), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        async with serving(Hasty()) as server, raw_client(server.port) as client:
+            answer = await client.call(framed(b"x") + framed(b"y"), p_path=CLIENT)
+            assert (answer.code, len(answer.messages)) == (Code.OK, 1)
+            gc.collect()
+    assert caught == [], "nothing was left to the collector"
 
 
 class Nested(Echo):
