@@ -38,7 +38,7 @@ test *ARGS: setup
     {{bin}}/python -m pytest {{ARGS}}
 
 # Everything a change must pass
-check: setup lint plain test (faults "--short") (fuzz "--short")
+check: setup lint plain (faults "--short") (fuzz "--short") test
 
 # Kill, cut, freeze and fill everything under load, then balance the account of every push (--short: each fault once)
 faults *ARGS: setup

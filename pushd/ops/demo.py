@@ -298,17 +298,25 @@ def _conclude(
         }
         print(json.dumps(summary))
         return 0
+    program = _program()
     middle = statistics.median(value for tally in tallies.values() for value in tally.latencies_s.values())
     console.print(
         f"\nAll {received} pushes arrived, half of them within {middle * 1_000:.0f} ms of Publish; the server counted "
         f"{counted}. It was serving {started_s:.1f} s after the start."
         "\n\nNext:"
-        "\n  pushd serve                        a server of your own on 127.0.0.1:5050, data in ./pushd-data"
-        "\n  pushd check-config pushd.toml      what is wrong or doubtful in a configuration"
-        "\n  pushd config-schema                every key",
+        f"\n  {program} serve            a server of your own on 127.0.0.1:5050, data in ./pushd-data"
+        f"\n  {program} check-config     what is wrong or doubtful in a configuration"
+        f"\n  {program} config-schema    every key",
         highlight=False,
+        soft_wrap=True,
     )
     return 0
+
+
+def _program() -> str:
+    """The command as it can be typed here: its path, as it may not be on the PATH, and bash has a builtin `pushd`."""
+    script = Path(sys.executable).with_name("pushd")
+    return min(str(script), os.path.relpath(script), key=len) if script.exists() else f"{sys.executable} -m pushd"
 
 
 async def _start_fakes(stack: AsyncExitStack, folder: Path) -> dict[Channel, Fake]:
