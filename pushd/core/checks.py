@@ -133,9 +133,11 @@ class UpdateCheck:
 
     def add(self, add: WireSubscription) -> SubscriptionChange | Refusal:
         """The change that `add` asks for."""
-        topic, epoch_base, keys = add.topic, add.hmac_epoch_base, tuple(add.hmac_keys)
-        if not self._accepts(topic) or epoch_base < 0 or len(keys) > KEY_WINDOW_KEYS:
+        topic, epoch_base = add.topic, add.hmac_epoch_base
+        # Counted before they are read: one add of the largest size holds millions of keys.
+        if not self._accepts(topic) or epoch_base < 0 or len(add.hmac_keys) > KEY_WINDOW_KEYS:
             return Refusal.SUBSCRIPTION
+        keys = tuple(add.hmac_keys)
         if any(len(key) != HMAC_KEY_BYTES for key in keys):
             return Refusal.SUBSCRIPTION
         # Without keys the base says nothing; None keeps "no window" a single state in the table.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import pytest
@@ -203,6 +204,14 @@ BAD_TOPICS = [
 )
 def test_malformed_update(adds: list[Add], removes: list[bytes]) -> None:
     assert check_update(adds, removes) is Refusal.SUBSCRIPTION
+
+
+def test_keys_are_counted_before_they_are_read() -> None:
+    class Endless(tuple[bytes, ...]):
+        def __iter__(self) -> Iterator[bytes]:
+            raise AssertionError("read")
+
+    assert check_update([Add(hmac_keys=Endless([KEY] * 4))], []) is Refusal.SUBSCRIPTION
 
 
 group_topics = st.binary(min_size=16, max_size=16).map(b"\x00".__add__)
