@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 import signal
 import socket
@@ -124,9 +125,19 @@ def test_wrong_command_line_has_a_code_of_its_own() -> None:
     assert "Traceback" not in result.stderr
 
 
+@pytest.fixture
+def few_descriptors() -> Iterator[int]:
+    """This process, and so its children, may open fewer files than it could; yields how many it could."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(1_000, hard), hard))
+    yield hard
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
-async def test_signal_drains_and_exits_0(folder: Path, signum: signal.Signals) -> None:
+async def test_signal_drains_and_exits_0(folder: Path, signum: signal.Signals, few_descriptors: int) -> None:
     async with running_server(folder, base_config()) as server:
+        assert resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE)[0] == few_descriptors
         assert pushd("health", server.grpc).returncode == 0
         server.send_signal(signum)
         with trio.fail_after(30):
