@@ -7,11 +7,10 @@ import random
 import signal
 from pathlib import Path
 
-import psycopg
 import trio
 
 from tests.faults.cluster import DbProcess, until
-from tests.faults.world import Fakes, Tell, World, open_world
+from tests.faults.world import Fakes, Tell, hold, open_world
 
 
 async def test_terminated_sessions_lose_nothing_and_only_that_of_the_lock_repeats(
@@ -95,11 +94,11 @@ async def test_statements_that_run_out_of_time_are_tried_again(
         async with world.load(100):
             for table in tables:
                 await world.received_more(50)
-                await _hold(world, f"LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE", 1.5)
+                await hold(world, f"LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE", 1.5)
             await world.received_more(50)
             assert len(world.cursors) == 1, "the lock's own session needed none of these"
             # The cursor write is a statement of the session that holds the lock, which has limits of its own.
-            await _hold(world, "SELECT 1 FROM push_cursor FOR UPDATE", 5)
+            await hold(world, "SELECT 1 FROM push_cursor FOR UPDATE", 5)
             await until(lambda: len(world.cursors) == 2)
         report = await world.settle()
         assert world.repeated > 0, "publishes ran out of time and were repeated"
@@ -107,11 +106,31 @@ async def test_statements_that_run_out_of_time_are_tried_again(
         tell(report)
 
 
-async def _hold(world: World, statement: str, seconds: float) -> None:
-    """Keep the locks of a statement for so long."""
-    conn = await trio.to_thread.run_sync(lambda: psycopg.connect(world.url))
-    try:
-        await trio.to_thread.run_sync(conn.execute, statement)
-        await trio.sleep(seconds)
-    finally:
-        conn.close()
+async def test_publish_that_hangs_in_the_middle_holds_back_later_rows_and_loses_none(
+    db: DbProcess, fakes: Fakes, folder: Path, is_short: bool, tell: Tell
+) -> None:
+    """A publish has taken its ids and cannot commit, while others take higher ones and do. Whoever dispatched those
+    and moved the cursor past the gap would lose what fills it (PUSH-041, PUSH-042)."""
+    async with open_world(db, fakes, folder, instances=2) as world:
+        async with world.load(60):
+            for _ in range(1 if is_short else 4):
+                await world.received_more(100)
+                topic = world.topics[0].hex()
+                statement = f"SELECT 1 FROM topic_watermark WHERE topic = '\\x{topic}' FOR UPDATE"
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(hold, world, statement, 3.0)
+                    await until(lambda: world.ask(_WAITING_PUBLISH))
+                    higher = max(world.rows)
+                    await until(lambda higher=higher: max(world.rows) > higher)
+                    arrived = max(number for _, number in await world.arrived())
+                    assert arrived <= int(world.ask("SELECT closed_sequence_id FROM allocation_boundary")[0][0])
+            await world.received_more(100)
+        report = await world.settle()
+        assert report.repeats == 0
+        assert report.outcomes == {"delivered": report.received}
+        tell(report)
+
+
+_WAITING_PUBLISH = (
+    "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%publish_envelopes(%' LIMIT 1"
+)

@@ -8,12 +8,11 @@ from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 
-import psycopg
 import trio
 
 from tests.faults.cluster import DbProcess, through
 from tests.faults.proxy import Proxy, open_proxy
-from tests.faults.world import Fakes, Instance, Tell, World, open_world
+from tests.faults.world import Fakes, Instance, Tell, World, hold, open_world
 
 INSTANCES = 3
 TABLES = ("envelopes", "push_subscription", "push_recipient", "push_cursor", "allocation_boundary")
@@ -39,6 +38,7 @@ class Storm:
             self.terminate,
             self.terminate,
             self.lock,
+            self.hang,
             self.network,
             self.network,
             self.restart_database,
@@ -80,13 +80,14 @@ class Storm:
         self._world.terminate(self._rng.choice(KINDS), self._any().pid)
 
     async def lock(self) -> None:
-        conn = await trio.to_thread.run_sync(lambda: psycopg.connect(self._world.url))
-        table = self._rng.choice(TABLES)
-        try:
-            await trio.to_thread.run_sync(conn.execute, f"LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE".encode())
-            await trio.sleep(self._rng.uniform(0.1, 6))
-        finally:
-            conn.close()
+        await hold(self._world, f"LOCK TABLE {self._rng.choice(TABLES)} IN ACCESS EXCLUSIVE MODE", self._some_seconds())
+
+    async def hang(self) -> None:
+        """Publishes to some topics stop between taking their ids and committing, perhaps until they run out of time."""
+        await hold(self._world, "SELECT 1 FROM topic_watermark LIMIT 2 FOR UPDATE", self._some_seconds())
+
+    def _some_seconds(self) -> float:
+        return self._rng.uniform(0.1, 6)
 
     async def network(self) -> None:
         proxy = self._proxy_of(self._any())

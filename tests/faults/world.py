@@ -478,6 +478,16 @@ class World:
         return True
 
 
+async def hold(world: World, statement: str, seconds: float) -> None:
+    """Keep the locks of a statement for so long."""
+    conn = await trio.to_thread.run_sync(lambda: psycopg.connect(world.url))
+    try:
+        await trio.to_thread.run_sync(conn.execute, statement.encode())
+        await trio.sleep(seconds)
+    finally:
+        conn.close()
+
+
 def _label(sample: str, label: str) -> str:
     found = re.search(f'{label}="([^"]*)"', sample)
     assert found
@@ -533,9 +543,11 @@ async def open_world(
         async with trio.open_nursery() as starting:
             for _ in range(instances):
                 starting.start_soon(partial(world.start, url=url(database) if url else None))
-        await world.register(make_devices(devices), port=webhook_port)
-        yield world
-        world.close()
+        try:
+            await world.register(make_devices(devices), port=webhook_port)
+            yield world
+        finally:
+            world.close()
         nursery.cancel_scope.cancel()
     if not db.has_ended:
         db.drop(database)
