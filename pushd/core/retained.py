@@ -72,7 +72,7 @@ class Retained:
         self._retry_until = math.inf
         self._is_discarded = False
         self.waiting = 0
-        """Deliveries that await a first attempt or a retry."""
+        """Deliveries not yet sent, or to be sent again."""
 
     def __repr__(self) -> str:
         flying = {channel.label: count for channel, count in self._in_flight.items() if count}
