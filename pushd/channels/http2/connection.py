@@ -23,6 +23,7 @@ from pushd.channels.http2.framing import FrameFilter, GoAway
 
 _READ_BYTES = 4_096  # about 70 answers: more at once and 256 sends march in step, all waiting at the same time
 _GATHER_TURNS = 16
+_GATHER_BYTES = 16_384  # a TLS record: waiting longer saves nothing more and makes 256 sends march in step
 _MAX_STREAM_ID = 2**31 - 1
 _WINDOW_CHUNK = 32_768  # half of the default connection window: one WINDOW_UPDATE per that many bytes
 # Frames that answer nothing, in a row. A busy honest peer sends two WINDOW_UPDATEs a request, and each request of ours
@@ -171,6 +172,8 @@ class Connection:
             if not more:
                 break
             data += more
+            if len(data) >= _GATHER_BYTES:
+                break
         self._wake = trio.Event()
         return data
 
