@@ -62,13 +62,15 @@ def serve(*, config: ConfigFile = None, data_dir: DataDir = DEFAULT_DATA_DIR) ->
 @app.command
 def db(*, data_dir: DataDir = DEFAULT_DATA_DIR) -> int:
     """Run the embedded PostgreSQL in the foreground and print its URL, so that several instances can share it."""
-    from pushd.store.startup import embedded_server
+    from pushd.store.startup import embedded_server, watch_embedded_server
 
     async def run() -> None:
         with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-            async with embedded_server(data_dir) as url:
+            async with embedded_server(data_dir) as url, trio.open_nursery() as nursery:
+                nursery.start_soon(watch_embedded_server, data_dir)
                 print(url, flush=True)
                 await signals.__anext__()
+                nursery.cancel_scope.cancel(reason="signal")
 
     _run(run)
     return 0

@@ -48,7 +48,7 @@ from pushd.stop import StopSignal
 from pushd.store.boundary import advance_boundary
 from pushd.store.database import Database
 from pushd.store.dispatch import DispatchStore
-from pushd.store.startup import check_database_clock, open_prepared_database
+from pushd.store.startup import check_database_clock, open_prepared_database, watch_embedded_server
 from pushd.store.streams import StreamStore
 from pushd.store.tailer import TailerStore
 from pushd.telemetry import Event, Metrics, get_logger
@@ -136,6 +136,8 @@ async def serve(
         async with trio.open_nursery() as infra:
             status = Status(database, metrics, senders.keys())
             infra.start_soon(status.run)
+            if config.database.url is None:
+                infra.start_soon(watch_embedded_server, data_dir)
             if ops:
                 infra.start_soon(serve_ops, ops, status.pages())
             boundary = make_boundary(config, database, metrics)

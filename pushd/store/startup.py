@@ -16,6 +16,7 @@ from pushd.store.migrations import apply_migrations, check_schema
 from pushd.telemetry import Event, Metrics, get_logger
 
 MINIMUM_VERSION = 16
+EMBEDDED_POLL_S = 1.0
 REPLICA_POLL_S = 0.1
 REPLICA_REPORT_S = 10.0
 
@@ -47,6 +48,20 @@ async def embedded_server(
         # A server cut off half-way would have to recover at the next start; `stop` is bounded by itself.
         with trio.CancelScope(shield=True):
             await trio.to_thread.run_sync(server.stop)
+
+
+async def watch_embedded_server(data_dir: Path) -> None:
+    """Look after the embedded PostgreSQL on `data_dir`; returns only by raising.
+
+    PostgreSQL recovers from a crash of one of its processes by itself. When it ends all the same, because its disk is
+    full or its data damaged, nothing here can help, and whoever supervises this process should know.
+
+    Raises:
+        StartError: it ended.
+    """
+    while embedded.running_url(data_dir) is not None:  # noqa: ASYNC110 (another process ends; nobody sets an event)
+        await trio.sleep(EMBEDDED_POLL_S)
+    raise StartError("the embedded PostgreSQL ended by itself: postgres.log in the data directory says why")
 
 
 @asynccontextmanager
