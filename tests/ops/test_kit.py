@@ -14,6 +14,8 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 from pushd.config.finding import Severity
 from pushd.config.load import examine
+from pushd.core.providers import apns, fcm
+from pushd.core.providers.answers import FAILURES
 from pushd.telemetry import DELIVERY_OUTCOMES, FAILURE_KINDS, Metrics
 
 ROOT = Path(__file__).parents[2]
@@ -72,6 +74,12 @@ def test_label_values_in_queries_are_ones_that_are_counted() -> None:
     for query in (*rule_queries(), *dashboard_queries()):
         for label, text in re.findall(r"\b(outcome|kind|result)\s*(?:=~|!=|=)\s*\"([^\"]*)\"", query):
             assert set(text.split("|")) <= values[label], query
+
+
+def test_reasons_that_an_alert_waits_for_are_ones_that_a_sender_gives() -> None:
+    found = [reason for text in re.findall(r'reason=~"([^"]*)"', RULES) for reason in text.split("|")]
+    assert set(found) <= {*FAILURES, *apns.LOOK_AT, *fcm.LOOK_AT}
+    assert len(found) > 3
 
 
 def test_panels_have_a_title_a_place_and_a_number_of_their_own() -> None:
