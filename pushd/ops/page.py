@@ -178,7 +178,7 @@ def _channel(view: View, label: str) -> str:
 {IN_FLIGHT_PER_CHANNEL} in flight</small></div>
 <div class="row"><p class="big">{_rate(recent.rate(label))}/s</p><small>{_answers(view, label)}</small></div>
 <div class="sent">{bars(sent, slots=STEPS, height=68, label=f"{name}: delivered and suppressed, each 10 seconds")}</div>
-<div class="axis"><span>delivered, at most {_count(most_sent)} in 10 s</span><span>now</span></div>
+<div class="axis"><span>delivered or suppressed, at most {_count(most_sent)} in 10 s</span><span>now</span></div>
 <div class="lost">{bars(lost, slots=STEPS, height=30, label=f"{name}: not delivered, each 10 seconds")}</div>
 <div class="axis"><span>not delivered, at most {_count(most_lost)} in 10 s</span><span>now</span></div>
 <table class="outcomes">
