@@ -30,7 +30,7 @@ from fakes.launch import launch
 from pushd.errors import StatusError
 from pushd.model import Channel
 from pushd.rpc.gen.xmtp.backend.v1 import subscription_pb2 as wire
-from pushd.rpc.gen.xmtp.backend.v1.types_pb2 import Topic, TopicQuery
+from pushd.rpc.gen.xmtp.backend.v1.types_pb2 import Cursor, Topic, TopicQuery
 from tests.faults.cluster import running_db
 from tests.faults.world import Device, Fakes, Instance, World, make_devices, open_world
 
@@ -128,11 +128,13 @@ class Soak:
             await trio.sleep(1)
 
     async def _follow(self) -> None:
-        """Open a stream, read a little, close it."""
-        add = wire.SubscribeRequest.Update(id=1, adds=[TopicQuery(topic=Topic(topic=self._world.topics[0]))])
+        """Open a stream a little behind the newest message, read on for a while, close it."""
+        topic = Topic(topic=self._world.topics[0])
         path = "/xmtp.backend.v1.SubscriptionService/Subscribe"
         for turn in itertools.count():
             instance = self._world.instances[turn % len(self._world.instances)]
+            since = Cursor(sequence_id=max(0, max(self._world.rows) - 100))
+            add = wire.SubscribeRequest.Update(id=1, adds=[TopicQuery(topic=topic, cursor=since)])
             try:
                 async with instance.channel.stream(path, wire.SubscribeResponse, deadline_s=math.inf) as call:
                     await call.send(wire.SubscribeRequest(update=add))
