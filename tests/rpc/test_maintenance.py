@@ -102,7 +102,8 @@ async def test_T119_a_request_survives_a_forced_recovery_of_the_tailer(
             await until(lock_timeouts._value.get)
             with psycopg.connect(database_url, autocommit=True) as admin:
                 admin.execute(
-                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE 'pushd %'"
+                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                    " WHERE application_name LIKE 'pushd %' AND datname = current_database()"
                 )
             await until(lambda: world.tailer.restarts)
             holder.conn.rollback()

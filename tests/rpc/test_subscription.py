@@ -354,7 +354,7 @@ async def test_a_database_that_goes_away_ends_streams_and_they_come_back(
             with psycopg.connect(database_url, autocommit=True) as admin:
                 admin.execute(
                     "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
-                    " WHERE application_name LIKE 'pushd tailer %'"
+                    " WHERE application_name LIKE 'pushd tailer %' AND datname = current_database()"
                 )
             failure = await end_of(following)
             assert (failure.code, failure.message) == (Code.UNAVAILABLE, "streams lost the database")

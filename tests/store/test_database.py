@@ -63,7 +63,7 @@ async def test_cancelled_statement_is_cancelled_on_the_server_and_leaves_a_clean
         async with database.primary() as other:
             busy = await other.fetch_one(
                 "SELECT count(*) FROM pg_stat_activity WHERE state = 'active' AND query LIKE '%pg_sleep(60)%'"
-                " AND pid <> pg_backend_pid()"
+                " AND pid <> pg_backend_pid() AND datname = current_database()"
             )
             assert busy == (0,)
 
