@@ -6,6 +6,7 @@ import random
 import signal
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
+from datetime import UTC, datetime
 from pathlib import Path
 
 import trio
@@ -46,7 +47,7 @@ class Storm:
         ]
         for _ in range(faults):
             fault = self._rng.choice(kinds)
-            self.history.append(fault.__name__)
+            self._note(fault.__name__)
             await fault()
             await self._world.received_more(self._rng.randrange(1, 150))
 
@@ -54,7 +55,12 @@ class Storm:
         """Some instance, the holder more often than not."""
         up = self._world.up
         holders = [instance for instance in up if instance.holds]
-        return self._rng.choice(up + 3 * holders)
+        instance = self._rng.choice(up + 3 * holders)
+        self._note(f"  to {instance.pid}")
+        return instance
+
+    def _note(self, text: str) -> None:
+        self.history.append(f"{datetime.now(UTC):%H:%M:%S.%f} {text}")
 
     def _proxy_of(self, instance: Instance) -> Proxy:
         return next(proxy for proxy in self._proxies if f":{proxy.port}/" in instance.database_url)
@@ -91,16 +97,18 @@ class Storm:
 
     async def network(self) -> None:
         proxy = self._proxy_of(self._any())
-        match self._rng.randrange(4):
-            case 0:
+        kind, seconds = self._rng.choice(["cut", "refuse", "deaf", "slow"]), self._rng.choice([0.1, 1, 6])
+        self._note(f"  {kind} for {seconds} s")
+        match kind:
+            case "cut":
                 proxy.cut()
-            case 1:
+            case "refuse":
                 proxy.refuse()
-            case 2:
+            case "deaf":
                 proxy.go_deaf()
             case _:
                 proxy.delay(self._rng.uniform(0.01, 0.3))
-        await trio.sleep(self._rng.choice([0.1, 1, 6]))
+        await trio.sleep(seconds)
         proxy.heal()
 
     async def restart_database(self) -> None:
@@ -130,5 +138,5 @@ async def test_storm_of_random_faults_leaves_a_balanced_account(
                     await storm.blow(4 if is_short else 25)
                 report = await world.settle()
             finally:
-                print("faults:", ", ".join(storm.history))
+                print("\n".join(sorted([*storm.history, *world.terms()])))
             tell(report)

@@ -237,6 +237,15 @@ class World:
         started = [event for each in self.instances for event in each.terms if event["event"] == "term_started"]
         return tuple(event["cursor"] for event in sorted(started, key=lambda event: str(event["timestamp"])))
 
+    def terms(self) -> list[str]:
+        """What the instances said about their terms, time first; for people who look into a failure."""
+        return [
+            f"{event['timestamp'][11:26]} {instance.pid} {event['event']} cursor={event['cursor']}"
+            f" {event.get('reason', '')} {event.get('discarded', '')}"
+            for instance in self.instances
+            for event in instance.terms
+        ]
+
     # Recipients
 
     async def register(self, devices: Iterable[Device], *, port: int | None = None) -> None:
