@@ -38,6 +38,8 @@ LISTEN_S = 0.02
 class _Edge(Target):
     """What both have in common: the server, and a client that behaves."""
 
+    is_repeatable = False
+
     @contextmanager
     def opened(self) -> Iterator[None]:
         with running_server() as self._server, grpc.insecure_channel(f"127.0.0.1:{self._server.port}") as self._channel:

@@ -31,6 +31,8 @@ class Target:
     name = ""
     share = 1.0
     """Its part of the time, beside the others'."""
+    is_repeatable = True
+    """Whether an input alone decides: false where a server remembers what came before."""
 
     @contextmanager
     def opened(self) -> Iterator[None]:
@@ -146,9 +148,25 @@ def _batch(target: Target, strategy: st.SearchStrategy[bytes], number: int) -> i
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt):
             raise
-        place = keep(target, smallest)
+        place = keep(target, _shortened(target, smallest) if target.is_repeatable else smallest)
         raise Found(f"seed {number}, input kept as {place}\n{''.join(traceback.format_exception(error))}") from error
     return tried
+
+
+def _shortened(target: Target, data: bytes) -> bytes:
+    """The input without whatever can be left out; hypothesis shrinks the choices that made it, not its bytes."""
+    size = len(data)
+    while size:
+        size //= 2
+        start = 0
+        while start < len(data) and size:
+            shorter = data[:start] + data[start + size :]
+            try:
+                target.check(shorter)
+                start += size
+            except BaseException:
+                data = shorter
+    return data
 
 
 def keep(target: Target, data: bytes) -> str:
