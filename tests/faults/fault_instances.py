@@ -85,6 +85,23 @@ async def test_rolling_restart_under_load_sends_everything_exactly_once(
         tell(report)
 
 
+async def test_holders_that_step_down_under_load_send_everything_exactly_once(
+    db: DbProcess, fakes: Fakes, folder: Path, is_short: bool, tell: Tell
+) -> None:
+    async with open_world(db, fakes, folder, instances=2) as world:
+        world.latency(200)
+        async with world.load(150):
+            for _ in range(2 if is_short else 6):
+                holder = await world.holder()
+                await world.received_more(100)
+                await holder.command("step-down")
+                await until(lambda holder=holder: any(each.holds for each in world.up if each is not holder))
+        report = await world.settle()
+        assert report.repeats == 0
+        assert report.outcomes == {"delivered": report.received}
+        tell(report)
+
+
 async def test_drain_that_runs_out_of_time_repeats_open_windows_only(
     db: DbProcess, fakes: Fakes, folder: Path, rng: random.Random, tell: Tell
 ) -> None:

@@ -20,6 +20,7 @@ import random
 import re
 import secrets
 import signal
+import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -80,8 +81,9 @@ def make_devices(per_channel: int, channels: Iterable[Channel] = Channel) -> lis
 class Instance:
     """One `pushd serve` and a channel to it."""
 
-    def __init__(self, server: ServerProcess, channel: RpcChannel, database_url: str) -> None:
+    def __init__(self, server: ServerProcess, channel: RpcChannel, database_url: str, config: Path) -> None:
         self.server = server
+        self.config = config
         self.database_url = database_url
         self.channel = channel
         self.is_up = True
@@ -108,6 +110,12 @@ class Instance:
             code = await self.server.wait_exit()
             await self.server.wait_ended()
         return code
+
+    async def command(self, *argv: str) -> None:
+        """Run one of the operator's commands with its configuration; it has to succeed."""
+        await trio.run_process(
+            [sys.executable, "-m", "pushd", *argv, "--config", str(self.config)], capture_stdout=True
+        )
 
     async def metrics(self) -> dict[str, float]:
         """Every sample of its metrics page by its whole name."""
@@ -184,7 +192,7 @@ class World:
 
         async def host(*, task_status: trio.TaskStatus[Instance]) -> None:
             async with running as server, open_channel("127.0.0.1", server.grpc_port, settings=_CHANNEL) as channel:
-                task_status.started(Instance(server, channel, document["database"]["url"]))
+                task_status.started(Instance(server, channel, document["database"]["url"], folder / "pushd.toml"))
                 await trio.sleep_forever()
 
         instance: Instance = await self._nursery.start(host)
