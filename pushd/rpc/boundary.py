@@ -18,6 +18,7 @@ from google.protobuf.message import DecodeError
 
 from pushd.errors import Code, StatusError, StoreError, StoreInvariant, StoreTimeout
 from pushd.rpc.calls import Call, Reason, RequestFault, enter_call
+from pushd.rpc.elements import Undecodable, is_bloated
 from pushd.rpc.machine import Fault, Status
 from pushd.rpc.methods import Method, MethodTable, is_public, label_of_code
 from pushd.telemetry import Event, Metrics, get_logger
@@ -130,7 +131,7 @@ class Boundary:
             raise _error(_UNKNOWN_METHOD)
 
     async def _run(self, call: Call, method: Method) -> None:
-        request = _Messages(call, method) if method.client_streams else _decode(method, await call.receive_only())
+        request = _Messages(call, method) if method.client_streams else await _decode(method, await call.receive_only())
         enter_call(call)
         if method.server_streams:
             await self._send_all(method.handle(request, call), call)
@@ -216,16 +217,18 @@ class _Messages:
         payload = await self._call.receive()
         if payload is None:
             raise StopAsyncIteration
-        return _decode(self._method, payload)
+        return await _decode(self._method, payload)
 
     async def aclose(self) -> None:
         """Nothing is open; for handlers that close what they iterate over."""
 
 
-def _decode(method: Method, payload: bytes) -> Any:
+async def _decode(method: Method, payload: bytes) -> Any:
     try:
+        if await is_bloated(payload, method.shape):
+            raise _error(_MALFORMED)
         return method.decode(payload)
-    except DecodeError as exc:
+    except (DecodeError, Undecodable) as exc:
         raise _error(_MALFORMED) from exc
 
 

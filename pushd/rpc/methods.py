@@ -10,6 +10,7 @@ from prometheus_client import Counter, Histogram
 
 from pushd.errors import Code
 from pushd.rpc._purerpc import purerpc
+from pushd.rpc.elements import Shape, shape_of
 from pushd.telemetry import Metrics
 
 # Infrastructure: no credential is asked for, and health is left out of metrics and log.
@@ -65,12 +66,13 @@ class Method:
     """One method, ready to be called.
 
     `metrics` is None for calls that are not counted. `strict` turns everything wrong with a request's bytes into
-    INVALID_ARGUMENT.
+    INVALID_ARGUMENT. `shape` is what is counted of a request before it is decoded.
     """
 
     path: str
     handle: Callable[..., Any] = field(repr=False)
     decode: Callable[[bytes], Any] = field(repr=False)
+    shape: Shape = field(repr=False)
     client_streams: bool
     server_streams: bool
     strict: bool
@@ -86,7 +88,7 @@ class MethodTable:
 
     def __init__(self, services: Iterable[Any], metrics: Metrics) -> None:
         unknown = MethodMetrics(metrics, "unknown", "unknown", "unary")
-        self.unknown = Method("unknown", _no_handler, bytes, False, False, False, unknown)
+        self.unknown = Method("unknown", _no_handler, bytes, {}, False, False, False, unknown)
         self.services: list[str] = []
         self._methods: dict[str, Method] = {}
         self.add(services, metrics)
@@ -117,6 +119,7 @@ def _method(service: str, name: str, bound: Any, metrics: Metrics, unknown: Meth
         path=f"/{service}/{name}",
         handle=bound.method_fn,
         decode=bound.signature.request_type.FromString,
+        shape=shape_of(bound.signature.request_type.DESCRIPTOR),
         client_streams=client_streams,
         server_streams=server_streams,
         strict=service == _STRICT,
