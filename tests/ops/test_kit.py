@@ -130,6 +130,15 @@ def test_alerts_fire_when_they_should_and_only_then(tmp_path: Path) -> None:
     promtool("test", "rules", test)
 
 
+def test_every_alert_has_a_moment_to_fire_and_one_to_be_silent() -> None:
+    scenarios = (ROOT / "tests" / "ops" / "prometheus-rules.test.yaml").read_text()
+    found = re.findall(r"alertname: (\w+)(?:, |\n +)exp_alerts:( \[\]|\n +- exp_labels:)", scenarios)
+    assert len(found) == scenarios.count("alertname:")
+    alerts = set(re.findall(r"- alert: (\w+)", RULES))
+    assert {name for name, expected in found if "exp_labels" in expected} == alerts
+    assert {name for name, expected in found if "[]" in expected} == alerts
+
+
 def test_prometheus_understands_the_queries_of_the_dashboard(tmp_path: Path) -> None:
     def plain(query: str) -> str:
         return query.replace("$__rate_interval", "5m").replace("$instance", ".*").replace("$job", "pushd")
