@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import re
 import shutil
@@ -195,6 +196,23 @@ def test_ports_and_paths_are_the_same_everywhere() -> None:
     for text in (deployment, (KIT / "Dockerfile").read_text(), (KIT / "compose.yaml").read_text()):
         assert "5050" in text
         assert "9464" in text
+
+
+def test_the_image_is_made_of_hashed_packages_only() -> None:
+    text = (KIT / "Dockerfile").read_text()
+    commands = re.findall(r"/pip ([^&\n]+)", text)
+    assert len(commands) == text.count("/bin/pip")
+    for command in commands:
+        assert "--require-hashes" in command or "--no-index" in command, command
+    [chosen] = re.findall(r"\^\(([\w|-]+)\)==", text)
+    needed: set[str] = set()
+    waiting = ["hatchling"]
+    while waiting:
+        needed.add(name := waiting.pop())
+        lines = importlib.metadata.requires(name) or []
+        waiting += [re.split(r"[^\w-]", line)[0] for line in lines if ";" not in line]  # those are for old Pythons
+    assert set(chosen.split("|")) == needed
+    assert needed <= set(re.findall(r"^([\w-]+)==", (ROOT / "requirements-dev.lock").read_text(), re.M))
 
 
 @pytest.mark.parametrize(
