@@ -20,7 +20,7 @@ from itertools import chain, islice
 
 import trio
 
-from pushd.core.admission import collapse
+from pushd.core.admission import Folding
 from pushd.errors import StoreError, StoreUnavailable
 from pushd.model import NewEnvelope
 from pushd.store.publish import Placed
@@ -103,7 +103,10 @@ class Placer:
     async def _lead(self, ticket: _Ticket) -> None:
         company = self._take_company(len(ticket.envelopes))
         tickets = [ticket, *company]
-        batch = collapse(list(chain.from_iterable(one.envelopes for one in tickets)))
+        folding = Folding()
+        for envelope in chain.from_iterable(one.envelopes for one in tickets):
+            folding.add(envelope)
+        batch = folding.batch()
         try:
             with trio.move_on_after(SHARED_S if company else math.inf):
                 placed = await self._store(batch.distinct)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 import trio
 from attrs import evolve, field, frozen
@@ -10,18 +11,16 @@ from attrs import evolve, field, frozen
 from pushd.backend.placing import Placer
 from pushd.core.admission import (
     Batch,
+    Intake,
     Offer,
     PublishLimits,
     PublishRefusal,
     Reason,
     Retention,
-    collapse,
-    first_unroutable,
     refuse_envelope,
-    refuse_outright,
 )
 from pushd.errors import Code, StatusError
-from pushd.model import EnvelopeMeta, NewEnvelope
+from pushd.model import EnvelopeMeta
 from pushd.store.database import Database
 from pushd.store.publish import Placed, publish_envelopes
 from pushd.telemetry import Metrics
@@ -70,43 +69,40 @@ class Publisher:
             StatusError: DEADLINE_EXCEEDED, the outcome is unknown.
             StoreError: as `pushd.store.publish.publish_envelopes`.
         """
+        intake = Intake(self._settings.limits)
         with trio.move_on_after(self._settings.max_duration_ms / 1_000):
-            parsed = await in_turns(offers)
-            answer = await self._publish(parsed)
+            await in_turns(map(intake.add, offers))
+            answer = await self._publish(intake)
             if isinstance(answer, PublishRefusal):
-                self._rejected.inc(len(parsed))
+                self._rejected.inc(intake.count)
                 if answer.reason is not None:
                     self._refused[answer.reason].inc()
             return answer
         raise StatusError(Code.DEADLINE_EXCEEDED, "publish timed out")
 
-    async def _publish(self, offers: Sequence[Offer]) -> list[EnvelopeMeta] | PublishRefusal:
-        refusal = refuse_outright(offers, self._settings.limits)
-        if refusal is not None or not offers:
+    async def _publish(self, intake: Intake) -> list[EnvelopeMeta] | PublishRefusal:
+        refusal = intake.refusal()
+        if refusal is not None or not intake.count:
             return refusal or []
-        unroutable = first_unroutable(offers)
-        envelopes = [offer for offer in offers[:unroutable] if isinstance(offer, NewEnvelope)]
-        if unroutable < len(offers):
-            return await self._refuse_for(envelopes, unroutable)
-
-        batch = collapse(envelopes)
+        batch = intake.routable.batch()
+        if intake.unroutable is not None:
+            return await self._refuse_for(batch, intake.unroutable)
         placed = await self._placer.place(batch.distinct)
         invalid = _first_invalid(batch, placed)
         if invalid is not None:
             return invalid
         self._count(batch, placed)
-        return [_meta(placed, place) for place in batch.places]
+        return await in_turns(map(partial(_meta, placed), batch.places))
 
-    async def _refuse_for(self, before: Sequence[NewEnvelope], unroutable: int) -> PublishRefusal:
+    async def _refuse_for(self, before: Batch, unroutable: int) -> PublishRefusal:
         """The refusal of a request whose envelope at `unroutable` has no topic: that one, or an earlier invalid one.
 
         An earlier one is at fault only if it is not stored already. The database is asked by a publish in which
         nothing is admissible, and only when that can matter.
         """
-        if not all(envelope.is_admissible for envelope in before):
-            batch = collapse(before)
-            placed = await self._placer.place([evolve(envelope, is_admissible=False) for envelope in batch.distinct])
-            invalid = _first_invalid(batch, placed)
+        if not all(envelope.is_admissible for envelope in before.distinct):
+            placed = await self._placer.place([evolve(envelope, is_admissible=False) for envelope in before.distinct])
+            invalid = _first_invalid(before, placed)
             if invalid is not None:
                 return invalid
         return refuse_envelope(unroutable, Reason.MALFORMED_PAYLOAD)

@@ -8,11 +8,10 @@ published has expired in between.
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
 
 from attrs import frozen
 
-from pushd.core.canonical import message_hash, repeated_bytes
+from pushd.core.canonical import element_bytes, message_hash
 from pushd.core.key_package import is_acceptable, read_key_package
 from pushd.core.mls import Malformed, read_framing
 from pushd.core.topics import topic_of
@@ -149,52 +148,83 @@ def size_of(offer: Offer) -> int:
     return len(offer.payload) if isinstance(offer, NewEnvelope) else offer.size
 
 
-def refuse_outright(offers: Sequence[Offer], limits: PublishLimits) -> PublishRefusal | None:
-    """The refusals that need no database: bounds first, since they hold for duplicates too, then identity updates."""
-    sizes = [size_of(offer) for offer in offers]
-    if repeated_bytes(sizes) > limits.max_request_bytes:
-        return PublishRefusal(Code.INVALID_ARGUMENT, "publish request exceeds byte limit", Reason.TOO_LARGE)
-    for index, size in enumerate(sizes):
-        if size > limits.max_envelope_bytes:
-            return PublishRefusal(Code.INVALID_ARGUMENT, "envelope exceeds byte limit", Reason.TOO_LARGE, index)
-    if any(isinstance(offer, Identity) for offer in offers):
-        return PublishRefusal(Code.UNIMPLEMENTED, IDENTITY_UPDATES_UNSUPPORTED)
-    topics = {offer.topic for offer in offers if isinstance(offer, NewEnvelope)}
-    if len(topics) > limits.max_publish_topics:
-        return PublishRefusal(Code.INVALID_ARGUMENT, "publish exceeds topic limit", Reason.TOO_LARGE)
-    return None
-
-
 def refuse_envelope(index: int, reason: Reason) -> PublishRefusal:
     """The refusal of a request for the envelope at `index`."""
     return PublishRefusal(Code.INVALID_ARGUMENT, "envelope validation failed", reason, index)
 
 
-def first_unroutable(offers: Sequence[Offer]) -> int:
-    """Position of the first envelope without a topic; the number of offers when there is none."""
-    for index, offer in enumerate(offers):
-        if not isinstance(offer, NewEnvelope):
-            return index
-    return len(offers)
-
-
 @frozen
 class Batch:
-    """The distinct envelopes of a request in order of first appearance, and for each position which one it is."""
+    """The distinct envelopes in order of first appearance, and for each position which one it is."""
 
     distinct: tuple[NewEnvelope, ...]
     places: tuple[int, ...]
 
 
-def collapse(envelopes: Sequence[NewEnvelope]) -> Batch:
-    """Fold envelopes with equal topic and hash into one; a repeat in a request is stored once and answered twice."""
-    distinct: list[NewEnvelope] = []
-    seen: dict[tuple[bytes, bytes], int] = {}
-    places = []
-    for envelope in envelopes:
-        key = (envelope.topic, envelope.message_hash)
-        place = seen.setdefault(key, len(distinct))
-        if place == len(distinct):
-            distinct.append(envelope)
-        places.append(place)
-    return Batch(tuple(distinct), tuple(places))
+class Folding:
+    """Folds envelopes with equal topic and hash into one; a repeat in a request is stored once and answered twice."""
+
+    def __init__(self) -> None:
+        self._distinct: list[NewEnvelope] = []
+        self._seen: dict[tuple[bytes, bytes], int] = {}
+        self._places: list[int] = []
+
+    def add(self, envelope: NewEnvelope) -> None:
+        """The next position."""
+        place = self._seen.setdefault((envelope.topic, envelope.message_hash), len(self._distinct))
+        if place == len(self._distinct):
+            self._distinct.append(envelope)
+        self._places.append(place)
+
+    def batch(self) -> Batch:
+        """What was added so far."""
+        return Batch(tuple(self._distinct), tuple(self._places))
+
+
+class Intake:
+    """The offers of one request, taken in one by one, since the largest request holds them by the hundred thousand.
+
+    Attributes:
+        count: offers taken in.
+        unroutable: position of the first one without a topic, None as long as there is none.
+        routable: the ones before that.
+    """
+
+    def __init__(self, limits: PublishLimits) -> None:
+        self._bytes = 0
+        self._has_identity = False
+        self._limits = limits
+        self._too_large: int | None = None
+        self._topics: set[bytes] = set()
+        self.count = 0
+        self.routable = Folding()
+        self.unroutable: int | None = None
+
+    def add(self, offer: Offer) -> None:
+        """Take in the next one."""
+        size = size_of(offer)
+        self._bytes += element_bytes(size)
+        if size > self._limits.max_envelope_bytes and self._too_large is None:
+            self._too_large = self.count
+        if isinstance(offer, NewEnvelope):
+            self._topics.add(offer.topic)
+            if self.unroutable is None:
+                self.routable.add(offer)
+        else:
+            self._has_identity |= isinstance(offer, Identity)
+            if self.unroutable is None:
+                self.unroutable = self.count
+        self.count += 1
+
+    def refusal(self) -> PublishRefusal | None:
+        """What needs no database: bounds first, since they hold for duplicates too, then identity updates."""
+        if self._bytes > self._limits.max_request_bytes:
+            return PublishRefusal(Code.INVALID_ARGUMENT, "publish request exceeds byte limit", Reason.TOO_LARGE)
+        if self._too_large is not None:
+            text = "envelope exceeds byte limit"
+            return PublishRefusal(Code.INVALID_ARGUMENT, text, Reason.TOO_LARGE, self._too_large)
+        if self._has_identity:
+            return PublishRefusal(Code.UNIMPLEMENTED, IDENTITY_UPDATES_UNSUPPORTED)
+        if len(self._topics) > self._limits.max_publish_topics:
+            return PublishRefusal(Code.INVALID_ARGUMENT, "publish exceeds topic limit", Reason.TOO_LARGE)
+        return None

@@ -26,6 +26,6 @@ def message_hash(canonical: bytes) -> bytes:
     return hashlib.sha256(canonical).digest()
 
 
-def repeated_bytes(sizes: list[int]) -> int:
-    """Encoded size of messages of these sizes as the elements of one repeated field with a number below 16."""
-    return sum(1 + (max(size.bit_length(), 1) + 6) // 7 + size for size in sizes)
+def element_bytes(size: int) -> int:
+    """What a message of this size takes as an element of a repeated field with a number below 16."""
+    return 1 + (max(size.bit_length(), 1) + 6) // 7 + size

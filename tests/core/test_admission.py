@@ -1,23 +1,24 @@
 import itertools
+from collections.abc import Iterable
 
 import pytest
 from attrs import evolve
 
 from pushd.core import admission
 from pushd.core.admission import (
+    Batch,
+    Folding,
     Identity,
+    Intake,
     PublishLimits,
     PublishRefusal,
     Reason,
     Retention,
     Unroutable,
-    collapse,
-    first_unroutable,
     offer_commit_log_entry,
     offer_group_message,
     offer_key_package,
     offer_welcome,
-    refuse_outright,
 )
 from pushd.errors import Code
 from pushd.model import NewEnvelope, TopicKind
@@ -143,22 +144,36 @@ TOO_LARGE_REQUEST = PublishRefusal(Code.INVALID_ARGUMENT, "publish request excee
     ],
 )
 def test_refusals_before_the_database(offers: list[admission.Offer], refusal: PublishRefusal | None) -> None:
-    assert refuse_outright(offers, LIMITS) == refusal
+    intake = taken_in(offers)
+    assert intake.refusal() == refusal
+    assert intake.count == len(offers)
+
+
+def taken_in(offers: Iterable[admission.Offer]) -> Intake:
+    intake = Intake(LIMITS)
+    for offer in offers:
+        intake.add(offer)
+    return intake
 
 
 def test_repeats_are_folded_in_order_of_first_appearance() -> None:
     a, b = message(1), message(2)
     elsewhere = evolve(a, topic=TOPICS[1])  # the same hash under another topic is another envelope
-    batch = collapse([b, a, b, elsewhere, a])
+    folding = Folding()
+    assert folding.batch() == Batch((), ())
+    for envelope in (b, a, b, elsewhere, a):
+        folding.add(envelope)
+    batch = folding.batch()
     assert batch.distinct == (b, a, elsewhere)
     assert batch.places == (0, 1, 0, 2, 1)
-    assert collapse([]).places == ()
 
 
 def test_the_first_unroutable_envelope() -> None:
     for offers in itertools.product([message(), Unroutable(1)], repeat=3):
-        expected = next((index for index, offer in enumerate(offers) if isinstance(offer, Unroutable)), 3)
-        assert first_unroutable(offers) == expected
+        expected = next((index for index, offer in enumerate(offers) if isinstance(offer, Unroutable)), None)
+        intake = taken_in(offers)
+        assert intake.unroutable == expected
+        assert len(intake.routable.batch().places) == (3 if expected is None else expected)
 
 
 @pytest.mark.parametrize(

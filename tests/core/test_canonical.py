@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pushd.core.canonical import canonical_bytes, message_hash, repeated_bytes
+from pushd.core.canonical import canonical_bytes, element_bytes, message_hash
 from pushd.rpc.gen.xmtp.backend.v1.publish_pb2 import PublishRequest
 from pushd.rpc.gen.xmtp.backend.v1.types_pb2 import ClientEnvelope
 from tests.support.envelopes import (
@@ -87,11 +87,11 @@ def test_canonical_bytes_are_a_fixed_point_that_unknown_fields_do_not_move(
 @given(st.lists(ENVELOPES, max_size=5))
 def test_the_size_of_a_request_is_that_of_its_encoding(envelopes: list[ClientEnvelope]) -> None:
     sizes = [len(canonical_bytes(envelope)) for envelope in envelopes]
-    assert repeated_bytes(sizes) == PublishRequest(envelopes=envelopes).ByteSize()
+    assert sum(map(element_bytes, sizes)) == PublishRequest(envelopes=envelopes).ByteSize()
 
 
 def test_empty_envelopes_count_too() -> None:
-    assert repeated_bytes([0, 127, 128]) == 2 + 129 + 131
+    assert [element_bytes(size) for size in (0, 127, 128)] == [2, 129, 131]
 
 
 def test_the_hash_is_over_the_stored_bytes() -> None:
