@@ -53,10 +53,11 @@ class Receiver:
         self.records: deque[Received] = deque(maxlen=record)
         self.open: set[Connection] = set()
         self.connections = 0
+        self.in_flight = 0
         self.forget()
 
     def forget(self) -> None:
-        """Drop scripts, records and counters; keys stay."""
+        """Drop scripts, records and counters; keys and requests in flight stay."""
         self.scripts.clear()
         self.records.clear()
         self.received = 0
@@ -71,6 +72,7 @@ class Receiver:
             "requests": self.received,
             "connections": self.connections,
             "open": len(self.open),
+            "in_flight": self.in_flight,
             "verified": self.verdicts["True"],
             "bad_signature": self.verdicts["False"],
             "no_key": self.verdicts["None"],
@@ -95,7 +97,6 @@ class Receiver:
         verified = self._verify(headers, body)
         self.received += 1
         self.verdicts[str(verified)] += 1
-        self.statuses[told.status] += told.keeps_to_http
         self.ids[headers.get("webhook-id", "")] += 1
         if self.records.maxlen:
             self.records.append(
@@ -137,6 +138,7 @@ class Connection(asyncio.Protocol):
         self._receiver = receiver
         self._buffer = b""
         self._busy = False
+        self._unanswered = False
         self._writable = asyncio.Event()
         self._writable.set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -152,6 +154,7 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._receiver.open.discard(self)
+        self._over()
         for task in self._tasks:
             task.cancel()
 
@@ -188,6 +191,8 @@ class Connection(asyncio.Protocol):
             self._do(self._receiver.take(self, target, headers, rest[:length]))
 
     def _do(self, told: Behaviour) -> None:
+        self._unanswered = True
+        self._receiver.in_flight += 1
         if told.keeps_to_http and not told.delay_ms:
             self._answer(told)
             return
@@ -199,7 +204,15 @@ class Connection(asyncio.Protocol):
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
+    def _over(self) -> None:
+        """The request is answered, or nobody waits for its answer any more."""
+        self._receiver.in_flight -= self._unanswered
+        self._unanswered = False
+
     def _answer(self, told: Behaviour) -> None:
+        if self._unanswered:  # else the client has gone meanwhile
+            self._receiver.statuses[told.status] += 1
+        self._over()
         self._transport.write(answer(told))
         if told.close:
             self._transport.close()

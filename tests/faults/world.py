@@ -133,6 +133,27 @@ def _get(address: str, path: str) -> str:
         connection.close()
 
 
+@frozen
+class Arrival:
+    """A push at a fake.
+
+    Attributes:
+        wall_s: when, in seconds since 1970.
+        sender: the bundle id of the instance that sent it, which APNs alone is told.
+    """
+
+    device: str
+    row: int
+    topic: bytes = field(repr=False)
+    channel: Channel
+    wall_s: float
+    sender: str | None
+
+    @property
+    def push(self) -> Push:
+        return self.device, self.row
+
+
 @define
 class Report:
     """What a run came to."""
@@ -378,6 +399,25 @@ class World:
         """Pushes the fakes have received."""
         return sum([(await self.statistics(channel))["requests"] for channel in Channel])
 
+    async def in_flight(self, *channels: Channel) -> int:
+        """Requests the fakes have received and not answered; of these channels, or of all."""
+        return sum([(await self.statistics(channel))["in_flight"] for channel in channels or Channel])
+
+    @asynccontextmanager
+    async def next_term(self) -> AsyncIterator[None]:
+        """Leave the block only once a further term has begun."""
+        terms = len(self.cursors)
+        yield
+        await until(lambda: len(self.cursors) > terms)
+
+    async def arrivals(self) -> list[Arrival]:
+        """Every push at the fakes, in the order of their arrival."""
+        found = []
+        for channel in Channel:
+            kept = await trio.to_thread.run_sync(self.fakes[channel].requests, abandon_on_cancel=True)
+            found += [_arrival(channel, request) for request in kept]
+        return sorted(found, key=lambda each: each.wall_s)
+
     async def statistics(self, channel: Channel) -> dict[str, Any]:
         return await trio.to_thread.run_sync(self.fakes[channel].stats, abandon_on_cancel=True)
 
@@ -420,6 +460,8 @@ class World:
         await self.dispatched()
         await until(self._is_idle, SETTLE_S)
         arrived = await self.arrived()
+        # Here, where nothing is on its way: elsewhere the two are asked for one after the other.
+        assert arrived.total() == await self.requests(), "a fake keeps too few requests"
         stored = self.ask("SELECT array_agg(sequence_id) FROM envelopes")[0][0] or []
         assert sorted(stored) == sorted(self.rows), "what was acknowledged is stored, and nothing else"
         ledger = self.ledger(arrived, attempts)
@@ -465,12 +507,7 @@ class World:
 
     async def arrived(self) -> Counter[Push]:
         """Every push at the fakes, with how often it came."""
-        found: Counter[Push] = Counter()
-        for channel in Channel:
-            kept = await trio.to_thread.run_sync(self.fakes[channel].requests, abandon_on_cancel=True)
-            assert len(kept) == (await self.statistics(channel))["requests"], "a fake keeps too few requests"
-            found.update(map(_push, kept))
-        return found
+        return Counter(each.push for each in await self.arrivals())
 
     async def signing_clocks(self) -> set[int]:
         """By how many hours the timestamps of the webhooks that arrived were off."""
@@ -511,17 +548,18 @@ def _label(sample: str, label: str) -> str:
     return found[1]
 
 
-def _push(request: Mapping[str, Any]) -> Push:
+def _arrival(channel: Channel, request: Mapping[str, Any]) -> Arrival:
     """The three channels carry the same fields in different places."""
-    body = json.loads(request["body"])
-    path = request["headers"].get(":path", "")
-    if "message" in body:
-        device, body = body["message"]["token"], body["message"]["data"]
-    elif path.startswith("/3/device/"):
-        device = path.removeprefix("/3/device/")
-    else:
-        device = body["recipient_id"]
-    return device, int(body["sequence_id"])
+    body, headers = json.loads(request["body"]), request["headers"]
+    match channel:
+        case Channel.APNS:
+            device = headers[":path"].removeprefix("/3/device/")
+        case Channel.FCM:
+            device, body = body["message"]["token"], body["message"]["data"]
+        case Channel.HTTP:
+            device = body["recipient_id"]
+    topic = base64.b64decode(body["topic"], validate=True)
+    return Arrival(device, int(body["sequence_id"]), topic, channel, request["wall_s"], headers.get("apns-topic"))
 
 
 @asynccontextmanager
