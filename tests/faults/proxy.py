@@ -38,17 +38,20 @@ class Proxy:
         return not self._hearing.is_set()
 
     def cut(self) -> None:
-        """Reset every open connection; new ones are taken."""
+        """Reset every open connection, those that were taken while deaf too; new ones are taken."""
         for stream in list(self._open):
             _reset(stream)
+        self._open.clear()
 
     def refuse(self) -> None:
         """Reset every open connection and every new one, as a machine that is up without its server."""
         self._refusing = True
         self.cut()
+        self._hearing.set()  # whoever waited has nothing left to wait for
 
     def go_deaf(self) -> None:
         """Keep connections, take new ones, and pass nothing on, not even the end of a connection."""
+        self._refusing = False
         if self._hearing.is_set():
             self._hearing = trio.Event()
 
@@ -68,21 +71,32 @@ class Proxy:
         if self._refusing:
             _reset(client)
             return
-        async with client:
-            await self._hearing.wait()
-            try:
-                server = await self._connect()
-            except OSError:
-                _reset(client)
+        # Open from here on: one that was taken while deaf must not outlive a cut, nor be carried once it was refused.
+        self._open.add(client)
+        try:
+            async with client:
+                await self._hearing.wait()
+                if client in self._open:
+                    await self._join(client)
+        finally:
+            self._open.discard(client)
+
+    async def _join(self, client: trio.SocketStream) -> None:
+        try:
+            server = await self._connect()
+        except OSError:
+            _reset(client)
+            return
+        async with server:
+            if client not in self._open:
                 return
-            pair = {client, server}
-            self._open |= pair
+            self._open.add(server)
             try:
-                async with server, trio.open_nursery() as nursery:
+                async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._carry, client, server, nursery.cancel_scope)
                     nursery.start_soon(self._carry, server, client, nursery.cancel_scope)
             finally:
-                self._open -= pair
+                self._open.discard(server)
 
     async def _connect(self) -> trio.SocketStream:
         if isinstance(self._upstream, Path):

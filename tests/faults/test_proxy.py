@@ -75,6 +75,54 @@ async def test_deaf_passes_nothing_until_healed_and_then_everything_in_order() -
         assert heard == b"onetwo"
 
 
+async def test_connections_taken_while_deaf_are_refused_and_never_carried() -> None:
+    async with echo_behind_proxy() as (proxy, client):
+        proxy.go_deaf()
+        async with await trio.open_tcp_stream("127.0.0.1", proxy.port) as second:
+            await second.send_all(b"never heard")
+            await taken(proxy, 2)
+            proxy.refuse()
+            proxy.heal()
+            for stream in (client, second):
+                with pytest.raises(trio.BrokenResourceError):
+                    await stream.receive_some()
+        async with await trio.open_tcp_stream("127.0.0.1", proxy.port) as again:
+            await say(again, b"again")
+
+
+async def test_cut_resets_connections_taken_while_deaf_and_leaves_later_ones() -> None:
+    async with echo_behind_proxy() as (proxy, _):
+        proxy.go_deaf()
+        async with await trio.open_tcp_stream("127.0.0.1", proxy.port) as second:
+            await taken(proxy, 2)
+            proxy.cut()
+            with pytest.raises(trio.BrokenResourceError):
+                await second.receive_some()
+        assert proxy.is_deaf
+        async with await trio.open_tcp_stream("127.0.0.1", proxy.port) as third:
+            await third.send_all(b"heard late")
+            await taken(proxy, 3)
+            proxy.heal()
+            assert await third.receive_some() == b"heard late"
+
+
+async def test_deafness_that_follows_a_refusal_takes_connections_again() -> None:
+    async with echo_behind_proxy() as (proxy, _):
+        proxy.refuse()
+        proxy.go_deaf()
+        async with await trio.open_tcp_stream("127.0.0.1", proxy.port) as second:
+            await second.send_all(b"heard late")
+            await taken(proxy, 2)
+            proxy.heal()
+            assert await second.receive_some() == b"heard late"
+
+
+async def taken(proxy: Proxy, connections: int) -> None:
+    """Return once the proxy has taken so many; the system completes a connection before that."""
+    while proxy.accepted < connections:
+        await trio.sleep(0.001)
+
+
 async def test_delay_holds_bytes_in_both_directions() -> None:
     async with echo_behind_proxy() as (proxy, client):
         proxy.delay(0.1)
