@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import trio
 
+from tests.faults.cluster import until
 from tests.faults.proxy import Proxy, open_proxy
 
 
@@ -119,8 +120,7 @@ async def test_deafness_that_follows_a_refusal_takes_connections_again() -> None
 
 async def taken(proxy: Proxy, connections: int) -> None:
     """Return once the proxy has taken so many; the system completes a connection before that."""
-    while proxy.accepted < connections:
-        await trio.sleep(0.001)
+    await until(lambda: proxy.accepted >= connections)
 
 
 async def test_delay_holds_bytes_in_both_directions() -> None:
