@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import itertools
 import os
+import select
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psycopg
@@ -19,8 +23,11 @@ import trio
 from psycopg.conninfo import conninfo_to_dict
 
 from pushd.store import embedded
+from tests.support.lifeline import lifeline
 
 START_S = 90.0  # generous: a crashed cluster recovers first, and the machine may be busy
+STOP_S = 90.0
+ROOM_BYTES = 2**31  # in memory, or a folder on disk has to do
 _numbers = itertools.count(1)
 
 
@@ -46,6 +53,7 @@ class DbProcess:
         self._prefix = prefix
         self._environ = dict(environ or {})
         self._process: subprocess.Popen[bytes] | None = None
+        self._server_pid = -1
 
     @property
     def socket(self) -> Path:
@@ -69,6 +77,10 @@ class DbProcess:
 
     def start_now(self) -> None:
         """Start it and return once the server takes connections."""
+        self._launch()
+        self._wait_url()
+
+    def _launch(self) -> None:
         self._process = subprocess.Popen(
             [*self._prefix, sys.executable, "-m", "pushd", "db", "--data-dir", str(self.folder)],
             stdin=subprocess.DEVNULL,
@@ -76,23 +88,78 @@ class DbProcess:
             stderr=subprocess.DEVNULL,
             env={**os.environ, **self._environ},
         )
+        lifeline().watch(self.pid, signal.SIGTERM)  # so that it ends its PostgreSQL too
+
+    def _wait_url(self) -> None:
+        assert self._process is not None
         assert self._process.stdout is not None
-        self.url = self._process.stdout.readline().decode().strip()
+        readable, _, _ = select.select([self._process.stdout], [], [], START_S)
+        self.url = self._process.stdout.readline().decode().strip() if readable else ""
         assert self.url, "the database did not start"
+        # Its folder may lie in a mount namespace of its own.
+        lock_file = Path(f"/proc/{self.pid}/root{self.folder.resolve()}/postgres/postmaster.pid")
+        self._server_pid = int(lock_file.read_text().splitlines()[0])
 
     def end_now(self, signum: signal.Signals = signal.SIGTERM) -> None:
-        """Send a signal that ends it, and see it end."""
-        if self._process is not None:
+        """Send a signal that ends it, and see it end.
+
+        Raises:
+            AssertionError: it did not end; it has been killed.
+        """
+        if self._process is None:
+            return
+        try:
             if self._process.poll() is None:
                 self._process.send_signal(signum)
-            self._process.wait(START_S)
+            self._process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"pushd db did not end by {signum.name}") from None
+        finally:
+            if self._process.poll() is None:
+                self._process.kill()
+                self._process.wait()
+            lifeline().forget(self.pid)
             if self._process.stdout is not None:
                 self._process.stdout.close()
+
+    def end_server_now(self) -> None:
+        """End a PostgreSQL that a killed `pushd db` left behind."""
+        for signum in (signal.SIGINT, signal.SIGQUIT, signal.SIGKILL):
+            deadline = time.monotonic() + STOP_S / 3
+            while self._has_server():
+                with suppress(ProcessLookupError):
+                    os.kill(self._server_pid, signum)
+                if time.monotonic() > deadline:
+                    break
+                time.sleep(0.1)
+
+    def _has_server(self) -> bool:
+        try:
+            argv = Path(f"/proc/{self._server_pid}/cmdline").read_bytes().split(b"\0")
+        except OSError:
+            return False
+        return os.fsencode(self.folder.resolve() / "postgres") in argv
+
+    def mend(self) -> None:
+        """Up again, whatever a run that failed has left."""
+        if self.has_ended or not self._answers():
+            with suppress(AssertionError):
+                self.end_now(signal.SIGKILL)
+            self.start_now()
+
+    def _answers(self) -> bool:
+        try:
+            with psycopg.connect(self.url, connect_timeout=10) as conn:
+                conn.execute("SELECT 1")
+        except psycopg.Error:
+            return False
+        return True
 
     async def start(self) -> None:
         """`start_now` beside other tasks."""
         with trio.fail_after(START_S):
-            await trio.to_thread.run_sync(self.start_now, abandon_on_cancel=True)
+            self._launch()
+            await trio.to_thread.run_sync(self._wait_url, abandon_on_cancel=True)
 
     async def stop(self) -> None:
         """End it as an operator would."""
@@ -131,8 +198,35 @@ def running_db(
         db.start_now()
         yield db
     finally:
-        db.end_now()
-        embedded._stop_leftover(folder / "postgres")
+        try:
+            db.end_now()
+        finally:
+            db.end_server_now()
+
+
+@contextmanager
+def data_folder() -> Iterator[Path]:
+    """A folder for a cluster, in memory where there is room, and gone at the end, whatever happens to the run.
+
+    An fsync that stalls for seconds would end a term that no fault of the run explains. What a crash of the server
+    leaves is the same in memory as on disk: files keep what was written to them when a process ends.
+    """
+    memory = Path("/dev/shm")
+    is_roomy = _is_tmpfs(memory) and os.access(memory, os.W_OK) and shutil.disk_usage(memory).free >= ROOM_BYTES
+    place = Path(tempfile.mkdtemp(prefix="pushd-", dir=memory if is_roomy else None))  # short: it holds a socket
+    with lifeline().folder(place):
+        try:
+            yield place
+        finally:
+            shutil.rmtree(place, ignore_errors=True)
+
+
+def _is_tmpfs(place: Path) -> bool:
+    try:
+        mounts = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
+    except OSError:
+        return False
+    return any(mount[1:3] == [str(place), "tmpfs"] for mount in mounts)
 
 
 def through(url: str, port: int) -> str:

@@ -14,7 +14,7 @@ import pytest
 
 from fakes.launch import launch
 from pushd.model import Channel
-from tests.faults.cluster import DbProcess, running_db
+from tests.faults.cluster import DbProcess, data_folder, running_db
 from tests.faults.world import Fakes, Report, Tell
 
 RECORD = "200000"
@@ -56,19 +56,25 @@ def fakes() -> Iterator[Fakes]:
 
 
 @pytest.fixture
-def folder() -> Iterator[Path]:
+def folder(seed: int) -> Iterator[Path]:
+    """A place for a run's files. Every run has one, and with it a seed, so that every run can be repeated."""
+    random.seed(seed)  # what a `World` takes its own random numbers from
     place = Path(tempfile.mkdtemp(prefix="pushd-"))  # not tmp_path: too long for a socket
     yield place
     shutil.rmtree(place, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")
-def db() -> Iterator[DbProcess]:
-    """One `pushd db` for all runs that do not need one of their own; up again after every run."""
-    place = Path(tempfile.mkdtemp(prefix="pushd-"))
-    with running_db(place) as running:
+def session_db() -> Iterator[DbProcess]:
+    with data_folder() as place, running_db(place) as running:
         yield running
-    shutil.rmtree(place, ignore_errors=True)
+
+
+@pytest.fixture
+def db(session_db: DbProcess) -> DbProcess:
+    """One `pushd db` for all runs that do not need one of their own, up again whatever the run before did to it."""
+    session_db.mend()
+    return session_db
 
 
 @pytest.fixture

@@ -14,6 +14,8 @@ from typing import Any
 
 import trio
 
+from tests.support.lifeline import lifeline
+
 START_S = 60  # generous: the machine may be busy with other work
 
 
@@ -129,6 +131,7 @@ async def running_server(
         process = await trio.lowlevel.open_process(
             argv, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, env={**os.environ, **(environ or {})}
         )
+        lifeline().watch(process.pid)
         server = ServerProcess(process)
         nursery.start_soon(server._read)
         try:
@@ -142,4 +145,5 @@ async def running_server(
                 process.kill()
             with trio.CancelScope(shield=True):
                 await process.wait()
+            lifeline().forget(process.pid)
             nursery.cancel_scope.cancel()
