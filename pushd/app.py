@@ -26,7 +26,7 @@ from pushd.backend.publish import Publisher, PublishSettings
 from pushd.backend.query import QueryLimits
 from pushd.backend.streams import Streams, StreamSettings
 from pushd.backend.tailer import Tailer
-from pushd.channels.resolver import Resolver, ThreadResolver, check_webhook_url
+from pushd.channels.resolver import MAX_REGISTER_LOOKUPS, ThreadResolver, check_webhook_url
 from pushd.channels.setup import configured_channels, open_channels, watch_credentials
 from pushd.config import Address, Config
 from pushd.core.admission import PublishLimits, Retention
@@ -123,13 +123,12 @@ async def serve(
     metrics = Metrics()
     metrics.info.labels(__version__).set(1)
     metrics.tasks.set_function(lambda: trio.lowlevel.current_statistics().tasks_living)
-    resolver = ThreadResolver()
     async with AsyncExitStack() as stack:
         # Ports first: a second server by mistake is told so before it touches a database.
         grpc = await _listen(stack, config.server.listen, "server.listen")
         ops = await _listen(stack, config.telemetry.metrics_listen, "telemetry.metrics_listen")
         tls = _tls(config)
-        senders = await stack.enter_async_context(open_channels(config.push, resolver))
+        senders = await stack.enter_async_context(open_channels(config.push, ThreadResolver()))
         watch_credentials(senders, metrics)
         database = await stack.enter_async_context(open_prepared_database(config, data_dir, metrics))
         await check_database_clock(database, config)
@@ -150,7 +149,7 @@ async def serve(
                 await work.start(
                     partial(
                         serve_rpc,
-                        make_services(config, database, boundary, streams, resolver, metrics),
+                        make_services(config, database, boundary, streams, metrics),
                         grpc,
                         rpc_settings(config),
                         metrics=metrics,
@@ -237,6 +236,7 @@ def make_streams(config: Config, database: Database, metrics: Metrics) -> Stream
         ),
         keepalive_s=config.streams.keepalive_interval_ms / 1_000,
         pong_s=config.streams.max_pong_wait_ms / 1_000,
+        max_followed_topics=limits.max_followed_topics,
         frame_bytes=min(FRAME_BYTES, limits.max_response_bytes - FRAME_HEAD_BYTES),
     )
     return Streams(StreamStore(database, settings.frame_bytes), settings, encode_envelope, metrics)
@@ -261,11 +261,11 @@ def make_services(
     database: Database,
     boundary: BoundaryTask,
     streams: Streams,
-    resolver: Resolver,
     metrics: Metrics,
 ) -> list[Any]:
     """The application services; health and reflection are the edge's own."""
     http = config.push.http
+    resolver = ThreadResolver(max_lookups=MAX_REGISTER_LOOKUPS, max_unproven=MAX_REGISTER_LOOKUPS)
 
     async def webhook_url_allowed(url: str) -> bool:
         return http is not None and await check_webhook_url(

@@ -43,6 +43,7 @@ RUN_BYTES = 64 * 1024  # of one topic's envelopes that are queued as one piece
 OFFERS_AT_ONCE = 500  # about 2 ms, then others have a turn
 _DATABASE_TEXT = "database operation failed"
 _NOT_READY = "streams are not ready"
+_OVERLOADED = "server is overloaded"
 _TOO_SLOW = "the reader is too slow"
 _NO_PONG = "the peer did not answer a ping"
 _WITHOUT_THE_REST = (StreamEnd.BACKPRESSURE, StreamEnd.KEEPALIVE)
@@ -63,12 +64,17 @@ class Store(Protocol):
 
 @frozen
 class StreamSettings:
-    """What an operator decides about streams; times in seconds, and the bytes of a frame of several envelopes."""
+    """What an operator decides about streams; times in seconds, and the bytes of a frame of several envelopes.
+
+    Attributes:
+        max_followed_topics: of all streams together, a topic counted once for each stream that follows it.
+    """
 
     limits: UpdateLimits = field(factory=UpdateLimits)
     keepalive_s: float = 30.0
     pong_s: float = 90.0
     frame_bytes: int = FRAME_BYTES
+    max_followed_topics: int = 2_000_000
 
 
 @frozen
@@ -127,7 +133,7 @@ class Stream:
         """Follow the topics of a static stream; its Started frame tells how far each reaches.
 
         Raises:
-            StatusError: INVALID_ARGUMENT, or UNAVAILABLE because their heads cannot be read.
+            StatusError: INVALID_ARGUMENT, or UNAVAILABLE because their heads cannot be read or too many are followed.
         """
         refusal = refuse_static(topics, self._hub.settings.limits)
         if refusal is not None:
@@ -144,7 +150,8 @@ class Stream:
         """Change the topics and confirm it with an Applied frame. One at a time.
 
         Raises:
-            StatusError: INVALID_ARGUMENT, or UNAVAILABLE because heads cannot be read; the stream must end.
+            StatusError: INVALID_ARGUMENT, or UNAVAILABLE because heads cannot be read or too many topics are followed;
+                the stream must end.
         """
         if self._end is not None:
             return
@@ -247,7 +254,12 @@ class Stream:
             for start in range(0, len(topics), HEADS_TOPICS):
                 if self._end is not None:  # what joins now would never leave
                     break
-                part = [self._interest.add(one.topic, one.cursor) for one in topics[start : start + HEADS_TOPICS]]
+                wanted = topics[start : start + HEADS_TOPICS]
+                if not self._hub.has_room(len(wanted)):
+                    full = StatusError(Code.UNAVAILABLE, _OVERLOADED)
+                    self.fail(full, StreamEnd.CAPACITY)
+                    raise full
+                part = [self._interest.add(one.topic, one.cursor) for one in wanted]
                 self._hub.join(part)
                 async with self._hub.reading() as store:
                     heads += await store.load_heads([one.topic for one in part])
@@ -385,6 +397,7 @@ class Streams:
         self._streams: set[Stream] = set()
         # Tuples, because most topics have one follower here and reading happens far more often than changing.
         self._topics: dict[bytes, tuple[Registration, ...]] = {}
+        self._followed = 0
         self._workers = trio.CapacityLimiter(FETCH_WORKERS)
         self._nursery: trio.Nursery | None = None
         self._is_ready = False
@@ -479,14 +492,20 @@ class Streams:
 
     # --- from streams
 
+    def has_room(self, topics: int) -> bool:
+        """Whether so many more may be followed."""
+        return self._followed + topics <= self.settings.max_followed_topics
+
     def join(self, registrations: Sequence[Registration]) -> None:
         """Tell their owner of what is seen of these topics."""
+        self._followed += len(registrations)
         for one in registrations:
             self._topics[one.topic] = (*self._topics.get(one.topic, ()), one)
         self.metrics.stream_topics_registered.inc(len(registrations))
 
     def leave(self, registrations: Sequence[Registration]) -> None:
         """Tell them nothing more."""
+        self._followed -= len(registrations)
         for one in registrations:
             others = tuple(other for other in self._topics.get(one.topic, ()) if other is not one)
             if others:

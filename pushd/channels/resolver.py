@@ -26,6 +26,9 @@ from pushd.model import ATTEMPT_S
 MAX_LOOKUPS = 256
 # Threads for hosts that are not known to answer. The rest is out of reach for names that hang.
 MAX_UNPROVEN_LOOKUPS = 192
+# Of Register, which has threads of its own: who registers names that hang takes none from the sending of pushes, where
+# after a failover no host at all is proven yet.
+MAX_REGISTER_LOOKUPS = 64
 # Hosts remembered as answering: as many as there are retained deliveries.
 MAX_PROVEN_HOSTS = 10_000
 
@@ -58,7 +61,7 @@ async def check_webhook_url(
 
 
 class ThreadResolver:
-    """`getaddrinfo` in threads of its own: at most `MAX_LOOKUPS` at once, and one for each host.
+    """`getaddrinfo` in threads of its own: at most `max_lookups` at once, and one for each host.
 
     Callers that ask for a host while its lookup runs get that lookup's answer: it is newer than their question, and
     nothing is kept for the next one. A caller that gives up leaves the lookup behind; it holds its slot, and its
@@ -68,14 +71,23 @@ class ThreadResolver:
 
     Args:
         look_up: blocking, called in a thread; raises OSError when there is no answer.
+        max_lookups: threads.
+        max_unproven: threads of them for hosts that are not proven.
     """
 
-    def __init__(self, look_up: Callable[[str], tuple[Address, ...]] | None = None) -> None:
+    def __init__(
+        self,
+        look_up: Callable[[str], tuple[Address, ...]] | None = None,
+        *,
+        max_lookups: int = MAX_LOOKUPS,
+        max_unproven: int = MAX_UNPROVEN_LOOKUPS,
+    ) -> None:
         self._look_up = look_up or _ask_the_system
+        self._max_lookups = max_lookups
         self._lookups: dict[str, _Lookup] = {}
         self._proven: OrderedDict[str, None] = OrderedDict()
-        self._proven_lane = _Lane(MAX_LOOKUPS)
-        self._unproven_lane = _Lane(MAX_UNPROVEN_LOOKUPS)
+        self._proven_lane = _Lane(max_lookups)
+        self._unproven_lane = _Lane(max_unproven)
 
     def __repr__(self) -> str:
         waiting = len(self._proven_lane.waiting) + len(self._unproven_lane.waiting)
@@ -105,7 +117,7 @@ class ThreadResolver:
 
     def _start_waiting(self) -> None:
         for lane in (self._proven_lane, self._unproven_lane):
-            while lane.waiting and lane.running < lane.limit and self._threads < MAX_LOOKUPS:
+            while lane.waiting and lane.running < lane.limit and self._threads < self._max_lookups:
                 self._start(lane.waiting.pop(next(iter(lane.waiting))))
 
     def _start(self, lookup: _Lookup) -> None:

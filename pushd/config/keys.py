@@ -269,6 +269,9 @@ class Limits:
     max_update_adds: Annotated[int, _count("Topics one stream update adds.")] = 100_000
     max_update_removes: Annotated[int, _count("Topics one stream update removes.")] = 100_000
     max_stream_topics: Annotated[int, _count("Topics of one stream.")] = 100_000
+    max_followed_topics: Annotated[
+        int, _count("Topics of all streams of an instance together; each takes about 300 bytes of memory.")
+    ] = 2_000_000
     max_static_topics: Annotated[int, _count("Topics of one static stream.")] = 10_000
     max_http2_streams: Annotated[int, _count("Concurrent calls of one connection.")] = 100
     max_update_frames_per_second: Annotated[int, _count("Update frames of one stream, lasting.")] = 10

@@ -73,14 +73,15 @@ def _reason(reason: Reason) -> str:
     return f"REASON_{reason.name}"
 
 
-def write_meta(target: WireMeta, meta: EnvelopeMeta) -> None:
-    """Fill the element of a response in place."""
+def write_meta(target: WireMeta, meta: EnvelopeMeta) -> WireMeta:
+    """Fill the element of a response in place; the same element."""
     target.cursor.sequence_id = meta.sequence_id
     target.server_ns = meta.server_ns
     target.message_hash.sha256 = meta.message_hash
     target.topic.topic = meta.topic
     target.expiry_ns = meta.expiry_ns or 0
     target.is_commit_or_proposal = meta.is_commit_or_proposal
+    return target
 
 
 def write_envelope(target: ServerEnvelope, stored: StoredEnvelope) -> None:

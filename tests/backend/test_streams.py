@@ -156,6 +156,25 @@ async def test_suspending_ends_every_stream_with_the_reason(store: MemoryStore, 
     assert metrics.stream_topics_registered._value.get() == 0
 
 
+async def test_all_streams_together_follow_so_many_topics(store: MemoryStore, metrics: Metrics) -> None:
+    async with running(store, metrics, StreamSettings(max_followed_topics=3)) as streams:
+        first, second = await opened(streams, a=0), await opened(streams, a=0, b=0)
+        with pytest.raises(StatusError, match="server is overloaded") as refusal:
+            await second.update(Update(2, [Wanted(C, 0)], [A]))
+            await first.update(Update(2, [Wanted(B, 0)], []))
+        assert refusal.value.code is Code.UNAVAILABLE
+        first.close()
+        third = await opened(streams, b=0)  # what the ended one followed has room for it
+        with pytest.raises(StatusError, match="server is overloaded"):
+            await streams.open(is_static=True).start_static([Wanted(A, 0)])
+        second.close()
+        third.close()
+        static = streams.open(is_static=True)
+        await static.start_static([Wanted(A, 0), Wanted(B, 0), Wanted(C, 0)])
+        static.close()
+    assert labelled(metrics.stream_ended, "capacity") == 2
+
+
 async def test_catch_up_then_live(store: MemoryStore, metrics: Metrics, autojump_clock: MockClock) -> None:
     store.rows = [stored(n, A) for n in range(1, 100)]
     async with running(store, metrics) as streams:

@@ -120,6 +120,19 @@ async def test_s041_names_that_hang_leave_hosts_that_answer_alone(names: Names) 
     assert all(names.calls[host] == 2 for host in good)
 
 
+async def test_no_more_names_are_looked_up_at_once_than_was_said(names: Names) -> None:
+    resolver = ThreadResolver(names, max_lookups=3, max_unproven=2)
+    await resolver.resolve("a.good")
+    async with trio.open_nursery() as asking:
+        for n in range(5):
+            asking.start_soon(resolver.resolve, f"{n}.hang")
+        await until(lambda: names.blocked == 2)
+        assert "threads=2, unproven=2, waiting=3" in repr(resolver)
+        assert await resolver.resolve("a.good") == PUBLIC
+        names.release.set()
+    assert sum(names.calls[f"{n}.hang"] for n in range(5)) == 5
+
+
 async def test_host_that_was_left_behind_is_no_longer_proven(names: Names) -> None:
     resolver = ThreadResolver(names)
     names.release.set()
@@ -134,9 +147,8 @@ async def test_host_that_was_left_behind_is_no_longer_proven(names: Names) -> No
     assert "unproven=1," in repr(resolver)
 
 
-async def test_lookup_given_up_before_its_turn_never_runs(names: Names, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAX_UNPROVEN_LOOKUPS", 1)
-    resolver = ThreadResolver(names)
+async def test_lookup_given_up_before_its_turn_never_runs(names: Names) -> None:
+    resolver = ThreadResolver(names, max_unproven=1)
     async with trio.open_nursery() as asking:
         asking.start_soon(resolver.resolve, "first.hang")
         await until(lambda: names.blocked == 1)
@@ -147,9 +159,8 @@ async def test_lookup_given_up_before_its_turn_never_runs(names: Names, monkeypa
     assert names.calls["second.hang"] == 0
 
 
-async def test_waiting_lookups_run_in_order_when_slots_come_free(names: Names, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAX_UNPROVEN_LOOKUPS", 1)
-    resolver = ThreadResolver(names)
+async def test_waiting_lookups_run_in_order_when_slots_come_free(names: Names) -> None:
+    resolver = ThreadResolver(names, max_unproven=1)
     finished: list[str] = []
 
     async def ask(host: str) -> None:

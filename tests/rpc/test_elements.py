@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 import trio
+from attrs import evolve
 from google.protobuf.message import Message
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pushd.errors import Code
+from pushd.rpc.boundary import LARGE_BYTES, Boundary
 from pushd.rpc.elements import (
     ALLOWED,
     SHORT,
@@ -25,6 +27,8 @@ from pushd.rpc.gen.xmtp.backend.v1 import notification_pb2, publish_pb2, query_p
 from pushd.rpc.gen.xmtp.backend.v1.notification_grpc import NotificationServiceServicer
 from pushd.rpc.gen.xmtp.backend.v1.types_pb2 import ClientEnvelope
 from pushd.rpc.machine.framing import encode_message
+from pushd.rpc.methods import MethodTable
+from pushd.telemetry import Metrics
 from tests.rpc.harness import raw_client, serving
 
 UPDATE = shape_of(notification_pb2.UpdateSubscriptionsRequest.DESCRIPTOR)
@@ -160,3 +164,27 @@ async def test_a_bloated_request_is_malformed_and_never_decoded() -> None:
             assert few.code == Code.OK
             assert (many.code, many.text) == (Code.INVALID_ARGUMENT, "request is malformed")
             assert service.adds == [900]
+
+
+@pytest.mark.parametrize(("size", "together"), [(LARGE_BYTES - 1, 3), (LARGE_BYTES, 1)])
+async def test_large_requests_are_decoded_in_turns(metrics: Metrics, size: int, together: int) -> None:
+    """Each turn of the scheduler decodes one large request, or any number of small ones."""
+    table = MethodTable([Notification()], metrics)
+    boundary = Boundary(table, metrics, authenticate=None, max_response_bytes=1, log_calls=False)
+    turns = [0]
+
+    class Turns(trio.abc.Instrument):
+        def before_io_wait(self, timeout: float) -> None:
+            turns.append(0)
+
+    def decode(payload: bytes) -> None:
+        turns[-1] += 1
+
+    method = evolve(table.find("/xmtp.backend.v1.NotificationService/UpdateSubscriptions"), decode=decode)
+    instrument = Turns()
+    trio.lowlevel.add_instrument(instrument)
+    async with trio.open_nursery() as nursery:
+        for _ in range(3):
+            nursery.start_soon(boundary._decode, method, b"\xff" * size)
+    trio.lowlevel.remove_instrument(instrument)
+    assert max(turns) == together

@@ -9,6 +9,7 @@ from pushd.core.admission import PublishRefusal
 from pushd.rpc.gen.xmtp.backend.v1 import publish_pb2 as wire
 from pushd.rpc.gen.xmtp.backend.v1.publish_grpc import PublishServiceServicer
 from pushd.rpc.translate_publish import error_from, offer_from, write_meta
+from pushd.turns import in_turns
 
 
 class PublishService(PublishServiceServicer):
@@ -25,6 +26,5 @@ class PublishService(PublishServiceServicer):
         if isinstance(answer, PublishRefusal):
             raise error_from(answer)
         response = wire.PublishResponse()
-        for meta in answer:
-            write_meta(response.envelope_metas.add(), meta)
+        await in_turns(write_meta(response.envelope_metas.add(), meta) for meta in answer)
         return response
