@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import h2.errors
+import h2.settings
 import hpack
 import pytest
 import trio
@@ -547,6 +548,7 @@ async def test_an_idle_fcm_connection_is_closed_and_never_pinged(autojump_clock:
         frame(PING, 0, 0, bytes(8)) * 2_000,
         frame(SETTINGS, 0, 0) * 2_000,
         frame(DATA, 0, 1) * 2_000,
+        frame(SETTINGS, 0, 0, struct.pack(">HL", 4, 70_000) * 33),
         frame(CONTINUATION, 0, 1, b"x" * 100),
         frame(HEADERS, 0, 1, b"\x88") + frame(CONTINUATION, 0, 1, b"\x00\x01a\x01b") * 10_000,
         frame(HEADERS, 4, 1, b"\x88" + b"\x40\x7f\x81\x7d" + b"n" * 16_000 + b"\x01v") * 2,
@@ -562,6 +564,7 @@ async def test_an_idle_fcm_connection_is_closed_and_never_pinged(autojump_clock:
         "ping-flood",
         "settings-flood",
         "empty-data-flood",
+        "many-settings",
         "stray-continuation",
         "endless-continuation",
         "large-names",
@@ -588,6 +591,20 @@ async def test_a_hostile_peer_loses_its_connection_and_nothing_else_S079_S080(
         assert await r.try_send() == "protocol"
         assert trio.current_time() - before < 1
         assert await r.try_send() == "200"
+
+
+async def test_settings_nobody_knows_are_not_kept(autojump_clock: trio.abc.Clock) -> None:
+    client, peer = trio.testing.memory_stream_pair()
+    connection = Connection(client, pings=True, on_change=lambda: None)
+    async with trio.open_nursery() as nursery:
+        for first in range(16, 16 + 5_000, 32):
+            settings = b"".join(struct.pack(">HL", code, 1) for code in range(first, first + 32))
+            await peer.send_all(frame(SETTINGS, 0, 0, settings))
+        await nursery.start(connection.run)
+        await trio.testing.wait_all_tasks_blocked()
+        assert connection.accepting
+        assert len(connection._wire.remote_settings) <= len(h2.settings.SettingCodes)
+        nursery.cancel_scope.cancel()
 
 
 async def test_an_answer_without_a_status_fails_its_own_stream(autojump_clock: trio.abc.Clock) -> None:

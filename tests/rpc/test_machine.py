@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import struct
+from collections.abc import Callable, Iterable, Sequence
 
 import h2.config
 import h2.connection
 import pytest
 from attrs import evolve
 from h2.errors import ErrorCodes
+from h2.settings import SettingCodes
 from hyperframe.frame import (
     ContinuationFrame,
     DataFrame,
@@ -424,6 +426,29 @@ def test_a_flood_of_frames_without_work_costs_the_connection(name: str) -> None:
     pair = Pair()
     events = pair.server.receive_data(FLOODS[name] * 300, 0.0)
     assert events == [ConnectionFailed("too many frames without work")]
+
+
+def test_settings_nobody_knows_are_not_kept() -> None:
+    pair = Pair()
+    for first in range(16, 16 + 5_000, 32):
+        pair.now += 0.01
+        pair.at_server += pair.server.receive_data(_settings(range(first, first + 32)), pair.now)
+    assert pair.at_server == []
+    assert len(pair.server._h2.remote_settings) <= len(SettingCodes)
+    assert pair.server.receive_data(_settings([5]), pair.now) == []
+    assert pair.server._h2.max_outbound_frame_size == 20_000, "those that are known count"
+
+
+@pytest.mark.parametrize("codes", [range(16, 16 + 33), [4] * 33], ids=["different", "the same"])
+def test_very_many_settings_in_one_frame_cost_the_connection(codes: Sequence[int]) -> None:
+    pair = Pair()
+    assert pair.server.receive_data(_settings(codes), 0.0) == [ConnectionFailed("DenialOfServiceError")]
+    pair.client.receive_data(pair.server.data_to_send(), 0.0)
+    assert pair.client.going_away
+
+
+def _settings(codes: Iterable[int]) -> bytes:
+    return frame(4, 0, 0, b"".join(struct.pack(">HL", code, 20_000) for code in codes))
 
 
 def test_a_flood_of_empty_data_costs_the_connection() -> None:

@@ -9,6 +9,8 @@ costs most in h2 is avoided here by public means (docs/decisions/0004-http2-engi
 - h2 counts its open streams by walking all of them for every new one. The client counts them itself.
 - Outbound normalisation and validation are off, because our own code writes the headers. Inbound validation is off
   too: only `:status` and `retry-after` are ever read, and both are checked where they are read.
+
+One thing is added: settings h2 does not know are passed over (RFC 9113 §6.5.2), and a frame of very many is refused.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from h2.events import (
     StreamReset,
     WindowUpdated,
 )
-from h2.exceptions import ProtocolError
+from h2.exceptions import DenialOfServiceError, ProtocolError
 from h2.settings import SettingCodes, Settings
 
 __all__ = [
@@ -53,6 +55,9 @@ _LITERAL = 0x00  # RFC 7541 §6.2.2: literal without indexing, new name
 _NEVER_INDEXED = 0x10  # RFC 7541 §6.2.3
 _EMPTY_TABLE = b"\x20"  # RFC 7541 §6.3: dynamic table size 0
 _COUNT_EVERY = 128
+_SETTING_BYTES = 6  # RFC 9113 §6.5.1
+_MAX_SETTINGS = 32  # in one frame; HTTP/2 has seven, and extensions add a few
+_KNOWN_SETTINGS = frozenset(int(code) for code in SettingCodes)
 
 
 def literal(name: bytes, value: bytes, *, private: bool = False) -> bytes:
@@ -145,3 +150,10 @@ class Wire(H2Connection):
     def send_request(self, stream_id: int, block: bytes) -> None:
         """Queue HEADERS with the ready-made header block; a body follows."""
         self.send_headers(stream_id, [(b"", block)])
+
+    def _receive_settings_frame(self, frame: Any) -> Any:
+        # h2 would keep a queue for each of 65,536 numbers as long as the connection lives.
+        if frame.body_len > _MAX_SETTINGS * _SETTING_BYTES:
+            raise DenialOfServiceError("too many settings")
+        frame.settings = {code: value for code, value in frame.settings.items() if code in _KNOWN_SETTINGS}
+        return super()._receive_settings_frame(frame)
