@@ -244,6 +244,26 @@ def test_output_is_handed_over_in_bounded_portions() -> None:
     assert pair.at_client == [MessageReceived(stream_id, b"a" * (5 * MIB))]
 
 
+def test_a_peer_that_takes_frames_of_16_MiB_gets_no_further_past_the_limit() -> None:
+    """Its windows are wide open as well, so that nothing but our own bound holds an answer back."""
+    pair = Pair()
+    stream_id = pair.client.open_call(PATH, None)
+    pair.run()
+    wide = frame(4, 0, 0, struct.pack(">HLHL", SettingCodes.MAX_FRAME_SIZE, 2**24 - 1, 4, 2**31 - 1))
+    pair.server.receive_data(wide + frame(8, 0, 0, struct.pack(">L", 2**30)), 0.0)
+    pair.server.data_to_send()
+    pair.server.start(stream_id, b"id")
+    pair.server.send(stream_id, b"a" * (15 * MIB))
+    assert pair.server.output_bytes < 1_000, "all of it waits in its stream, where it is counted"
+    assert pair.unsent.held == 15 * MIB + 5
+    sent = b""
+    while portion := pair.server.data_to_send():
+        assert len(portion) < 350_000
+        sent += portion
+    assert len(sent) > 15 * MIB
+    assert pair.unsent.held == 0
+
+
 def test_answers_nobody_takes_are_held_up_to_a_limit() -> None:
     pair = Pair(unsent=4 * MIB)
     first, second = (pair.client.open_call(PATH, None) for _ in range(2))

@@ -40,6 +40,8 @@ FRAME_HEADER = 9
 # Refilled whenever half of it is used; a megabyte keeps a 1 Gbit/s peer busy over 8 ms of round trip.
 CONNECTION_WINDOW = 2**20
 OUTPUT_BYTES = 256 * 1024
+# A peer may ask for frames of up to 16 MiB; what is handed to h2 is in no budget. Four frames fill the output.
+_MAX_FRAME_OUT = OUTPUT_BYTES // 4
 _FEED_BYTES = 16_384  # patience is looked at between pieces of this size
 # PINGs and WINDOW_UPDATEs follow from what we send: a peer may answer each of our frames with two of them for free.
 # Free is too what a peer has under way on a stream that we end: as many whole frames as fit into the windows.
@@ -426,7 +428,7 @@ class Endpoint:
         """How much of the stream's data h2 may be given now."""
         if self._h2.output_bytes >= OUTPUT_BYTES:
             return 0
-        return min(self._h2.local_flow_control_window(stream.id), self._h2.max_outbound_frame_size)
+        return min(self._h2.local_flow_control_window(stream.id), self._h2.max_outbound_frame_size, _MAX_FRAME_OUT)
 
     def _earn(self, frames: int = _EARNED_PER_FRAME) -> None:
         if self._earned < _EARNED_MAX:
