@@ -17,6 +17,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 
 from pushd.core.tokens import Reason
 from pushd.model import Channel
+from pushd.tracebacks import render_traceback
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for every counter that nobody reads
 
@@ -332,20 +333,15 @@ def configure_logging(level: str = "info", log_format: str = "text") -> None:
     if log_format == "json":
         renderer = structlog.processors.JSONRenderer()
     else:
-        renderer = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=_plain_traceback)
+        renderer = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
     structlog.configure(
         processors=[
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
-            # Locals of a frame may hold secrets: tracebacks carry code lines only.
-            *([structlog.processors.format_exc_info] if log_format == "json" else []),
+            structlog.processors.ExceptionRenderer(lambda exc_info: render_traceback(exc_info[1])),
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level]),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
         cache_logger_on_first_use=False,
     )
-
-
-def _plain_traceback(sio: Any, exc_info: Any) -> None:
-    structlog.dev.plain_traceback(sio, exc_info)
