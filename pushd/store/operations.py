@@ -1,4 +1,4 @@
-"""What the operators' commands read and change. None of it runs inside `serve`."""
+"""What the operators' commands read and change, and what the status page shows."""
 
 from __future__ import annotations
 
