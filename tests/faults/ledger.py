@@ -1,9 +1,19 @@
 """What must have arrived, what did, and which repeats the contract allows. Values only.
 
-A term is one hold of the dispatcher lock. It begins at the persisted cursor and sends each row above it at most once
-to each subscriber. So a push may arrive as often as there were terms that began below its row, and no more: this one
-sentence covers a killed holder, a lost lock and a drain that ran out of time, and after a clean drain it leaves no
-repeat at all, because the next term begins above everything that was sent.
+A term is one hold of the dispatcher lock. It begins at the persisted cursor, sends each row above it at most once to
+each subscriber, and ends in one of three ways:
+
+- drained, because its instance stopped or stepped down and had time enough: everything it sent lies at or below the
+  cursor it left, nothing of it arrives afterwards, and so the next term repeats nothing;
+- lost, or stopped without time to drain: the next term sends again what lies above the cursor;
+- killed: the same, and it says nothing about it.
+
+So a push may arrive as often as there were terms that began below its row. APNs is told which instance sends, by a
+bundle id of its own, so its arrivals belong to terms and are judged one by one: none from outside a term, none twice
+in one, none from a term that had a successor long ago. The other channels share their windows with it.
+
+The cursor is also read by somebody who takes no part. It never goes back, every term begins where it stands, and when
+it was read everything at or below it had arrived: a first attempt at least, which the next holder will not make.
 
 Attempts whose outcome the sender could not learn are the other source of repeats. Only a provider's connection can
 cause them, so a run that breaks none of those allows none.
@@ -11,22 +21,32 @@ cause them, so a run that breaks none of those allows none.
 
 from __future__ import annotations
 
+import itertools
+import math
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import cached_property
 
 from attrs import field, frozen
+
+from pushd.model import IN_FLIGHT_PER_CHANNEL, Channel
 
 Push = tuple[str, int]
 """A device and a row's sequence id."""
 
+# No attempt begins later than this after the last proof of the lock, which is before anybody else can have it.
+TRUST_S = 4.0
+
 
 @frozen
 class Row:
-    """A stored envelope, as its publisher knows it."""
+    """A stored envelope, as its publisher knows it. `author` is the device whose key it is tagged with."""
 
-    topic: bytes
+    topic: bytes = field(repr=False)
     eligible: bool = True
     commit: bool = False
+    author: str = ""
 
 
 @frozen
@@ -40,7 +60,16 @@ class Subscriber:
 
 
 def expected_pushes(rows: Mapping[int, Row], subscribers: Iterable[Subscriber]) -> set[Push]:
-    """Every (device, row) that has to arrive: PUSH-043, PUSH-052, and PUSH-025 for the start position."""
+    """Every (device, row) that has to arrive: PUSH-043, PUSH-044, PUSH-052, and PUSH-025 for the start position."""
+    return {push for push in _deliveries(rows, subscribers) if push[0] != rows[push[1]].author}
+
+
+def own_pushes(rows: Mapping[int, Row], subscribers: Iterable[Subscriber]) -> set[Push]:
+    """Every (device, row) that would arrive if it were not the device's own message."""
+    return {push for push in _deliveries(rows, subscribers) if push[0] == rows[push[1]].author}
+
+
+def _deliveries(rows: Mapping[int, Row], subscribers: Iterable[Subscriber]) -> set[Push]:
     by_topic: dict[bytes, list[Subscriber]] = {}
     for subscriber in subscribers:
         by_topic.setdefault(subscriber.topic, []).append(subscriber)
@@ -54,22 +83,88 @@ def expected_pushes(rows: Mapping[int, Row], subscribers: Iterable[Subscriber]) 
 
 
 @frozen
+class Arrival:
+    """A push at a fake.
+
+    Attributes:
+        wall_s: when, in seconds since 1970.
+        sender: the bundle id of the instance that sent it, which APNs alone is told.
+    """
+
+    device: str
+    row: int
+    topic: bytes = field(default=b"", repr=False)
+    channel: Channel = Channel.APNS
+    wall_s: float = 0.0
+    sender: str | None = None
+
+    @property
+    def push(self) -> Push:
+        return self.device, self.row
+
+
+@frozen
+class Term:
+    """One hold of the lock, as its instance told it.
+
+    Attributes:
+        instance: its bundle id.
+        start, began_s: the cursor it began at, and when.
+        end, ended_s, reason: the same of its end, None when it was killed.
+        is_drained: whether it ended because it was asked to, within the time it had for that.
+    """
+
+    instance: str
+    start: int
+    began_s: float
+    end: int | None = None
+    ended_s: float | None = None
+    reason: str | None = None
+    is_drained: bool = False
+
+    def line(self) -> str:
+        """For people."""
+        how = "killed, or holding" if self.end is None else f"{self.reason} at {self.end}"
+        return f"{self.instance.rpartition('.')[2]} from {self.start}, {how}{', drained' if self.is_drained else ''}"
+
+
+@frozen
+class Sample:
+    """The stored cursor at some moment between the two."""
+
+    cursor: int
+    asked_s: float
+    answered_s: float
+
+
+@frozen
 class Ledger:
     """The account of one run.
 
     Attributes:
         expected: what has to arrive.
-        received: what arrived, with how often.
-        cursors: where each term began, in the order of the terms.
+        arrivals: what did.
+        terms: in the order in which they began.
+        samples: of the cursor, in the order in which they were taken.
         attempts: how often one term may send one delivery, 1 unless its outcome can have been unknown.
+        unknown: how many repeats within a term there may be in all because outcomes were unknown.
+        late: how much of a term that was lost or killed may arrive after it must have ended: what it had in flight.
         tolerated: pushes that may arrive and need not, such as those to a recipient deleted meanwhile.
     """
 
     expected: Collection[Push] = field(repr=False)
-    received: Counter[Push] = field(repr=False)
-    cursors: tuple[int, ...]
+    arrivals: Sequence[Arrival] = field(repr=False)
+    terms: Sequence[Term]
+    samples: Sequence[Sample] = field(default=(), repr=False)
     attempts: int = 1
+    unknown: int = 0
+    late: int = IN_FLIGHT_PER_CHANNEL
     tolerated: Collection[Push] = field(factory=frozenset, repr=False)
+
+    @cached_property
+    def received(self) -> Counter[Push]:
+        """What arrived, with how often."""
+        return Counter(each.push for each in self.arrivals)
 
     @property
     def missing(self) -> set[Push]:
@@ -84,14 +179,49 @@ class Ledger:
         """Arrivals beyond the first of each push."""
         return self.received.total() - len(self.received)
 
-    @property
-    def forbidden(self) -> dict[Push, int]:
-        """Pushes that arrived more often than the terms that began below their row explain."""
-        return {push: count for push, count in self.received.items() if count > self.allowed(push[1])}
+    @cached_property
+    def by_term(self) -> list[list[Arrival]]:
+        """The arrivals whose sender is known, by the term that sent them; last, those that no term can have sent."""
+        found: list[list[Arrival]] = [[] for _ in range(len(self.terms) + 1)]
+        of_instance: dict[str, list[int]] = {}
+        for place, term in enumerate(self.terms):
+            of_instance.setdefault(term.instance, []).append(place)
+        for arrival in self.arrivals:
+            if arrival.sender is not None:
+                places = of_instance.get(arrival.sender, [])
+                # An instance with one term needs no clock, which may have been stepped.
+                began = [place for place in places if len(places) == 1 or self.terms[place].began_s <= arrival.wall_s]
+                found[began[-1] if began else -1].append(arrival)
+        return found
 
-    def allowed(self, number: int) -> int:
-        """How often a push of this row may arrive."""
-        return self.attempts * sum(cursor < number for cursor in self.cursors)
+    @cached_property
+    def excess(self) -> Counter[Push]:
+        """By how much each push arrived more often than the terms explain."""
+        starts = sorted(term.start for term in self.terms)
+        found = Counter(
+            {push: count - self.attempts * _below(starts, push[1]) for push, count in self.received.items()}
+        )
+        within = Counter[Push]()
+        for arrivals in self.by_term:
+            for push, count in Counter(each.push for each in arrivals).items():
+                within[push] += max(0, count - self.attempts)
+        return +(found | within)
+
+    def late_of(self, place: int) -> list[Arrival]:
+        """What arrived of a term that must have ended before.
+
+        One that was drained ended when it said so. Another one's attempts may begin until it knows that it has lost the
+        lock, or, when it cannot know, until it does not trust the lock any more.
+        """
+        term = self.terms[place]
+        if term.is_drained and term.ended_s is not None:
+            over = term.ended_s
+        elif place + 1 < len(self.terms):
+            begun = self.terms[place + 1].began_s
+            over = begun if term.ended_s is None else min(max(begun, term.ended_s), begun + TRUST_S)
+        else:
+            over = math.inf
+        return [each for each in self.by_term[place] if each.wall_s > over]
 
     def faults(self) -> list[str]:
         """What is wrong, in words; nothing when the contract was kept."""
@@ -99,11 +229,68 @@ class Ledger:
         for name, pushes in (("lost", self.missing), ("never asked for", self.unexpected)):
             if pushes:
                 found.append(f"{len(pushes)} pushes {name}, e.g. {_some(pushes)}")
-        if self.forbidden:
-            found.append(f"{len(self.forbidden)} pushes repeated too often, e.g. {_some(self.forbidden)}")
-        if list(self.cursors) != sorted(self.cursors):
-            found.append(f"the cursor went backwards: {self.cursors}")
+        if self.excess.total() > self.unknown:
+            found.append(f"{self.excess.total()} repeats too many, e.g. {_some(self.excess)}")
+        for place, term in enumerate(self.terms):
+            found += self._faults_of(place, term)
+        if self.by_term[-1]:
+            found.append(f"{len(self.by_term[-1])} pushes sent by instances without the lock")
+        return [*found, *self._cursor_faults()]
+
+    def _faults_of(self, place: int, term: Term) -> list[str]:
+        found = []
+        sent = {each.push for each in self.by_term[place]}
+        if below := {push for push in sent if push[1] <= term.start}:
+            found.append(f"{len(below)} pushes from below the start of [{term.line()}], e.g. {_some(below)}")
+        if term.is_drained and term.end is not None and (above := {push for push in sent if push[1] > term.end}):
+            found.append(f"{len(above)} pushes above the mark left by [{term.line()}], e.g. {_some(above)}")
+        late = self.late_of(place)
+        if len(late) > (0 if term.is_drained else self.late):
+            found.append(f"{len(late)} pushes after the end of [{term.line()}], e.g. {_some({x.push for x in late})}")
         return found
+
+    def _cursor_faults(self) -> list[str]:
+        found = []
+        for one, other in itertools.combinations(self.terms, 2):
+            ended_before = one.ended_s is not None and one.ended_s <= other.began_s
+            least = one.end if ended_before and one.end is not None else one.start
+            if other.start < least:
+                found.append(f"the cursor went backwards from [{one.line()}] to [{other.line()}]")
+        for one_sample, next_sample in itertools.pairwise(self.samples):
+            if next_sample.cursor < one_sample.cursor:
+                found.append(f"the cursor went backwards from {one_sample.cursor} to {next_sample.cursor}")
+        for term in self.terms:
+            before = max((each.cursor for each in self.samples if each.answered_s < term.began_s), default=0)
+            after = min((each.cursor for each in self.samples if each.asked_s > term.began_s), default=math.inf)
+            if not before <= term.start <= after:
+                found.append(f"[{term.line()}] began where the cursor was not: between {before} and {after}")
+        if self.attempts == 1 and not self.unknown:
+            found += self._early_cursors()
+        return found
+
+    def _early_cursors(self) -> list[str]:
+        """The cursor must not be above a row before that row has arrived everywhere."""
+        first: dict[Push, float] = {}
+        for arrival in self.arrivals:
+            first[arrival.push] = min(arrival.wall_s, first.get(arrival.push, math.inf))
+        complete: dict[int, float] = {}
+        for push in self.expected:
+            complete[push[1]] = max(first.get(push, -math.inf), complete.get(push[1], -math.inf))
+        rows = sorted(complete)
+        times = list(itertools.accumulate((complete[row] for row in rows), max))
+        early = [
+            sample
+            for sample in self.samples
+            if (place := bisect_right(rows, sample.cursor)) and times[place - 1] > sample.answered_s
+        ]
+        if not early:
+            return []
+        return [f"the cursor stood above rows not yet sent in {len(early)} samples, e.g. at {early[0].cursor}"]
+
+
+def _below(starts: Sequence[int], row: int) -> int:
+    """How many of the sorted starts are below the row."""
+    return bisect_right(starts, row - 1)
 
 
 def _some(pushes: Collection[Push]) -> str:

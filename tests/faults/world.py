@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import hmac
 import http.client
 import itertools
 import json
@@ -21,28 +22,31 @@ import re
 import secrets
 import signal
 import sys
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import psycopg
 import trio
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 from fakes.launch import RunningFake
 from pushd.errors import Code, StatusError
-from pushd.model import Channel
+from pushd.model import IN_FLIGHT_PER_CHANNEL, Channel
 from pushd.rpc.client import Channel as RpcChannel
 from pushd.rpc.client import ChannelSettings, open_channel
 from pushd.rpc.gen.xmtp.backend.v1 import notification_pb2 as wire
 from pushd.rpc.gen.xmtp.backend.v1 import publish_pb2
 from pushd.rpc.gen.xmtp.backend.v1.types_pb2 import ClientEnvelope
 from tests.faults.cluster import DbProcess, until
-from tests.faults.ledger import Ledger, Push, Row, Subscriber, expected_pushes
-from tests.support.envelopes import APPLICATION, COMMIT, group_envelope
+from tests.faults.ledger import Arrival, Ledger, Push, Row, Subscriber, Term, expected_pushes, own_pushes
+from tests.faults.watch import CursorWatch
+from tests.support.envelopes import APPLICATION, COMMIT, group_envelope, private_message
 from tests.support.server import ServerProcess, base_config, running_server
 
 TOPICS = 4
@@ -51,6 +55,8 @@ WORKERS = 4  # publishers
 SETTLE_S = 120.0
 CALL_S = 180.0  # of one call with all its repeats; no fault lasts nearly as long
 RUN_S = 900.0
+EPOCH_S = 30 * 86_400  # of which a subscription brings three keys
+KEY_BYTES = 42
 _SERVICE = "/xmtp.backend.v1."
 # What a client repeats (gRPC's meaning of the two); anything else is a defect here.
 _REPEATED = {Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED}
@@ -68,6 +74,8 @@ class Device:
     recipient_id: bytes = field(repr=False)
     secret: bytes = field(repr=False)
     commits: bool = False
+    key: bytes = field(default=b"", repr=False)
+    """With which its owner tags what they send, and which keeps that from coming back to them."""
 
 
 def make_devices(per_channel: int, channels: Iterable[Channel] = Channel) -> list[Device]:
@@ -83,9 +91,12 @@ def make_devices(per_channel: int, channels: Iterable[Channel] = Channel) -> lis
 class Instance:
     """One `pushd serve` and a channel to it."""
 
-    def __init__(self, server: ServerProcess, channel: RpcChannel, database_url: str, config: Path) -> None:
+    def __init__(
+        self, server: ServerProcess, channel: RpcChannel, database_url: str, config: Path, bundle_id: str = ""
+    ) -> None:
         self.server = server
         self.config = config
+        self.bundle_id = bundle_id
         self.database_url = database_url
         self.channel = channel
         self.is_up = True
@@ -98,6 +109,29 @@ class Instance:
     def terms(self) -> list[dict[str, Any]]:
         """Its `term_started` and `term_ended` events so far."""
         return [event for event in self.server.events if event.get("event") in ("term_started", "term_ended")]
+
+    @property
+    def held(self) -> list[Term]:
+        """Its holds of the lock so far."""
+        found: list[Term] = []
+        drained_by_s: float | None = None
+        for event in self.server.events:
+            at_s = _seconds(event)
+            match event.get("event"):
+                case "stopping" | "stepping_down":
+                    drained_by_s = min(at_s + event["drain_s"], drained_by_s or at_s + event["drain_s"])
+                case "term_started":
+                    found.append(Term(self.bundle_id, event["cursor"], at_s))
+                case "term_ended":
+                    reason = event["reason"]
+                    was_asked = reason in ("stopped", "stepped_down")
+                    is_drained = was_asked and drained_by_s is not None and at_s < drained_by_s
+                    found[-1] = evolve(
+                        found[-1], end=event["cursor"], ended_s=at_s, reason=reason, is_drained=is_drained
+                    )
+                    if reason == "stepped_down":
+                        drained_by_s = None
+        return found
 
     @property
     def holds(self) -> bool:
@@ -126,6 +160,12 @@ class Instance:
         return {name: float(value) for name, _, value in samples}
 
 
+def _seconds(event: Mapping[str, Any]) -> float:
+    """When an event was told, in seconds since 1970."""
+    stamp = event.get("timestamp")
+    return datetime.fromisoformat(stamp).timestamp() if isinstance(stamp, str) else 0.0
+
+
 def _get(address: str, path: str) -> str:
     connection = http.client.HTTPConnection(address, timeout=30)
     try:
@@ -133,27 +173,6 @@ def _get(address: str, path: str) -> str:
         return connection.getresponse().read().decode()
     finally:
         connection.close()
-
-
-@frozen
-class Arrival:
-    """A push at a fake.
-
-    Attributes:
-        wall_s: when, in seconds since 1970.
-        sender: the bundle id of the instance that sent it, which APNs alone is told.
-    """
-
-    device: str
-    row: int
-    topic: bytes = field(repr=False)
-    channel: Channel
-    wall_s: float
-    sender: str | None
-
-    @property
-    def push(self) -> Push:
-        return self.device, self.row
 
 
 @define
@@ -166,17 +185,24 @@ class Report:
     repeats: int
     terms: int
     outcomes: dict[str, int]
+    """Without those suppressed."""
+    suppressed: int = 0
+    late: int = 0
+    """Pushes to APNs that arrived when their term had ended, because it was lost or its instance killed."""
 
     def line(self) -> str:
         """For people."""
-        outcomes = ", ".join(f"{count} {outcome}" for outcome, count in self.outcomes.items() if count)
+        counted = {**self.outcomes, "suppressed": self.suppressed}
+        outcomes = ", ".join(f"{count} {outcome}" for outcome, count in counted.items() if count)
         return (
             f"{self.rows} rows, {self.pushes} pushes due, {self.received} arrived, {self.repeats} repeats, "
-            f"{self.terms} terms; counted by whoever lives: {outcomes or 'nothing'}"
+            f"{self.terms} terms, {self.late} late; counted by whoever lives: {outcomes or 'nothing'}"
         )
 
 
 Tell = Callable[[Report], None]
+Outcome = tuple[Channel, str]
+"""A channel and how a delivery over it ended."""
 
 
 class World:
@@ -196,6 +222,10 @@ class World:
         """Devices whose recipients were deleted on the way: what arrives for them is tolerated, nothing is due."""
         self.since: dict[str, int] = {}
         """Start positions other than 0."""
+        self.until: dict[str, int] = {}
+        """Above which row nothing may arrive for a deleted device. Set on deletion, and to be set anew where pages are
+        read from a replica that shows it later."""
+        self.watch = CursorWatch(url)
         self._rng = random.Random(random.random())
         self._nursery = nursery
         self._session: psycopg.Connection[Any] | None = None
@@ -210,13 +240,17 @@ class World:
         self, *, url: str | None = None, environ: Mapping[str, str] | None = None, **tables: Any
     ) -> Instance:
         """One more instance; `tables` change its configuration."""
+        name = f"instance{next(self._numbers)}"
         document = self.configuration(url or self.url, **{**self._tables, **tables})
-        folder = self._folder / f"instance{next(self._numbers)}"
+        # APNs is told it with each push, and so the account knows who sent what.
+        bundle_id = document["push"]["apns"]["bundle_id"] = f"org.example.faults.{name}"
+        folder = self._folder / name
         running = running_server(folder, document, environ={**self._environ, **(environ or {})})
 
         async def host(*, task_status: trio.TaskStatus[Instance]) -> None:
             async with running as server, open_channel("127.0.0.1", server.grpc_port, settings=_CHANNEL) as channel:
-                task_status.started(Instance(server, channel, document["database"]["url"], folder / "pushd.toml"))
+                started = Instance(server, channel, document["database"]["url"], folder / "pushd.toml", bundle_id)
+                task_status.started(started)
                 await trio.sleep_forever()
 
         instance: Instance = await self._nursery.start(host)
@@ -294,7 +328,12 @@ class World:
                     hooks = self.fakes[Channel.HTTP]
                     request.http.url = f"https://localhost:{port or hooks.port}/hooks/{device.name[:8]}"
                     request.http.signing_key = device.secret
-            adds = [wire.Subscription(topic=topic, include_commits=device.commits) for topic in self.topics]
+                    hooks.tell("/keys", {device.recipient_id.hex(): base64.b64encode(device.secret).decode()})
+            keys = {"hmac_epoch_base": int(time.time()) // EPOCH_S - 1, "hmac_keys": [device.key] * 3}
+            adds = [
+                wire.Subscription(topic=topic, include_commits=device.commits, **(keys if device.key else {}))
+                for topic in self.topics
+            ]
             update = wire.UpdateSubscriptionsRequest(**identity, adds=adds)
             await self.call("NotificationService/Register", request, wire.RecipientState)
             await self.call("NotificationService/UpdateSubscriptions", update, wire.RecipientState)
@@ -304,6 +343,7 @@ class World:
         request = wire.UnregisterRequest(recipient_id=device.recipient_id, recipient_secret=device.secret)
         await self.call("NotificationService/Unregister", request, wire.UnregisterResponse, done=Code.NOT_FOUND)
         self.deleted.add(device.name)
+        self.until[device.name] = self.ask("SELECT last_value FROM envelope_sequence")[0][0]
 
     async def call(
         self, method: str, request: Any, response: Any, deadline_s: float = 5.0, *, done: Code | None = None
@@ -369,9 +409,12 @@ class World:
         topic = self.topics[number % TOPICS]
         kind = COMMIT if number % 10 == 3 else APPLICATION
         quiet = number % 10 == 7
+        data = private_message(topic[1:], kind, ciphertext=secrets.token_bytes(16))
+        author = next((device for device in self.devices if device.key), None) if number % 5 == 3 else None
+        tag = hmac.digest(author.key, data, "sha256") if author else b""
         # A commit is pushed whatever its sender said about it (PUSH-030).
-        envelope = group_envelope(topic[1:], kind, should_push=not quiet and kind == APPLICATION)
-        return envelope, Row(topic, eligible=not quiet, commit=kind == COMMIT)
+        envelope = group_envelope(data=data, should_push=not quiet and kind == APPLICATION, sender_hmac=tag)
+        return envelope, Row(topic, eligible=not quiet, commit=kind == COMMIT, author=author.name if author else "")
 
     async def _publish(self, messages: Sequence[tuple[ClientEnvelope, Row]]) -> None:
         request = publish_pb2.PublishRequest(envelopes=[envelope for envelope, _ in messages])
@@ -464,38 +507,96 @@ class World:
 
     # The end
 
-    async def settle(self, *, attempts: int = 1) -> Report:
+    async def settle(self, *, attempts: int = 1, unknown: int = 0, late: int = IN_FLIGHT_PER_CHANNEL) -> Report:
         """Wait until nothing is on its way any more, and balance the account.
 
         Args:
-            attempts: see `Ledger`.
+            attempts, unknown, late: see `Ledger`.
         """
         self.latency(0)
         await self.dispatched()
         await until(self._is_idle, SETTLE_S)
-        arrived = await self.arrived()
+        assert sum(instance.holds for instance in self.up) == 1, "one holds the lock, and nobody else believes so"
+        arrivals = await self.arrivals()
         # Here, where nothing is on its way: elsewhere the two are asked for one after the other.
-        assert arrived.total() == await self.requests(), "a fake keeps too few requests"
+        assert len(arrivals) == await self.requests(), "a fake keeps too few requests"
         stored = self.ask("SELECT array_agg(sequence_id) FROM envelopes")[0][0] or []
         assert sorted(stored) == sorted(self.rows), "what was acknowledged is stored, and nothing else"
-        ledger = self.ledger(arrived, attempts)
-        totals = await self.outcomes()
+        assert all(each.topic == self.rows[each.row].topic for each in arrivals), "a push names another topic"
+        ledger = evolve(self._ledger(arrivals), attempts=attempts, unknown=unknown, late=late)
+        counted = {instance.bundle_id: await self.counters(instance) for instance in self.up}
+        totals = sum((_by_outcome(each) for each in counted.values()), Counter[str]())
+        suppressed = totals.pop("suppressed", 0)
         report = Report(
             len(self.rows),
             len(ledger.expected),
-            arrived.total(),
+            len(arrivals),
             ledger.repeats,
-            len(ledger.cursors),
+            len(ledger.terms),
             dict(sorted(totals.items())),
+            suppressed,
+            sum(len(ledger.late_of(place)) for place in range(len(ledger.terms))),
         )
-        assert ledger.faults() == [], f"{report.line()}; terms began at {ledger.cursors}"
+        assert ledger.faults() == [], f"{report.line()}; {'; '.join(term.line() for term in ledger.terms)}"
+        if attempts == 1 and not unknown:
+            assert await self._miscounted(ledger, counted) == []
+        await self._check_webhooks(arrivals)
         self.check_logs()
         return report
+
+    async def _miscounted(self, ledger: Ledger, counted: Mapping[str, Counter[Outcome]]) -> list[str]:
+        """Where the counters of those who live do not say what arrived."""
+        found = []
+        last = ledger.terms[-1]
+        if (
+            not self.deleted
+            and last.instance in counted
+            and [x.instance for x in ledger.terms].count(last.instance) == 1
+        ):
+            # All that is due above the cursor was the last holder's, and it counted each delivery once.
+            own = self._of_channels(push for push in self.own() if push[1] > last.start)
+            due = self._of_channels(push for push in ledger.expected if push[1] > last.start)
+            for channel in Channel:
+                outcomes = _of_channel(counted[last.instance], channel)
+                if outcomes.pop("suppressed", 0) != own[channel]:
+                    found.append(f"{channel.name}: {own[channel]} own messages were the last holder's to suppress")
+                if outcomes.total() != due[channel]:
+                    found.append(f"{channel.name}: {due[channel]} were due from the last holder, counted {outcomes}")
+        refused = [sum(n for status, n in statuses.items() if status[0] != "2") for statuses in await self._statuses()]
+        for name, counters in counted.items():
+            if not any(refused):
+                sent = sum(each.sender == name for each in ledger.arrivals)
+                found += _unequal(f"APNS of {name}", sent, _of_channel(counters, Channel.APNS))
+        if len(counted) == len(self.instances) and not any(refused):
+            arrived = Counter(each.channel for each in ledger.arrivals)
+            for channel in Channel:
+                outcomes = sum((_of_channel(counters, channel) for counters in counted.values()), Counter[str]())
+                found += _unequal(channel.name, arrived[channel], outcomes)
+        return found
+
+    async def _statuses(self) -> list[dict[str, int]]:
+        return [(await self.statistics(channel))["statuses"] for channel in Channel]
+
+    def _of_channels(self, pushes: Iterable[Push]) -> Counter[Channel]:
+        channels = {device.name: device.channel for device in self.devices}
+        return Counter(channels[device] for device, _ in pushes)
+
+    async def _check_webhooks(self, arrivals: Sequence[Arrival]) -> None:
+        """Each is signed with its recipient's key, and its id is the same when it comes again."""
+        judged = await self.statistics(Channel.HTTP)
+        assert judged["no_key"] == 0
+        if "CLOCK_OFFSET_FILE" not in self._environ:  # a stepped clock makes stamps that no receiver may accept
+            assert judged["bad_signature"] == 0, "a receiver would not accept these"
+        distinct = {each.push for each in arrivals if each.channel is Channel.HTTP}
+        assert judged["distinct_ids"] == len(distinct), "the id of a webhook is its own, and stays"
 
     def check_logs(self) -> None:
         """No fault from outside is a defect to any instance, and none makes it tell what is private."""
         private = [
-            text for device in self.devices for text in (device.name, device.recipient_id.hex(), device.secret.hex())
+            text
+            for device in self.devices
+            for text in (device.name, device.recipient_id.hex(), device.secret.hex(), device.key.hex())
+            if text
         ]
         private += [text for topic in self.topics for text in (topic.hex(), base64.b64encode(topic).decode())]
         for instance in self.instances:
@@ -515,19 +616,40 @@ class World:
             )
         print("\n".join(sorted(self.terms())))
 
-    def ledger(self, arrived: Counter[Push], attempts: int = 1) -> Ledger:
-        subscribers = [
+    def _ledger(self, arrivals: Sequence[Arrival]) -> Ledger:
+        expected = expected_pushes(self.rows, [each for each in self._subscribers() if each.device not in self.deleted])
+        gone = expected_pushes(self.rows, [each for each in self._subscribers() if each.device in self.deleted])
+        return Ledger(
+            expected,
+            arrivals,
+            self.held,
+            list(self.watch.samples),
+            tolerated={(device, row) for device, row in gone if row <= self.until.get(device, row)},
+        )
+
+    def _subscribers(self) -> list[Subscriber]:
+        return [
             Subscriber(device.name, topic, device.commits, self.since.get(device.name, 0))
             for device in self.devices
             for topic in self.topics
         ]
-        tolerated = expected_pushes(self.rows, [each for each in subscribers if each.device in self.deleted])
-        expected = expected_pushes(self.rows, [each for each in subscribers if each.device not in self.deleted])
-        return Ledger(expected, arrived, self.cursors, attempts, tolerated)
+
+    @property
+    def held(self) -> list[Term]:
+        """The terms of all instances, in the order in which they began."""
+        return sorted((term for each in self.instances for term in each.held), key=lambda term: term.began_s)
+
+    def due(self) -> set[Push]:
+        """Every push that has to arrive of what was published so far."""
+        return set(self._ledger([]).expected)
+
+    def own(self) -> set[Push]:
+        """Every push suppressed because it would tell somebody of their own message."""
+        return own_pushes(self.rows, self._subscribers())
 
     def due_above(self, cursor: int) -> int:
         """How many pushes are due of rows above `cursor`."""
-        return sum(row > cursor for _, row in self.ledger(Counter()).expected)
+        return sum(row > cursor for _, row in self.due())
 
     async def arrived(self) -> Counter[Push]:
         """Every push at the fakes, with how often it came."""
@@ -540,20 +662,44 @@ class World:
 
     async def outcomes(self) -> Counter[str]:
         """Outcomes counted by the instances that are up."""
-        totals: Counter[str] = Counter()
-        for instance in self.up:
-            for name, value in (await instance.metrics()).items():
-                if name.startswith("xmtp_push_deliveries_total{") and value:
-                    totals[_label(name, "outcome")] += int(value)
-        return totals
+        return sum([_by_outcome(await self.counters(instance)) for instance in self.up], Counter[str]())
+
+    async def counters(self, instance: Instance) -> Counter[Outcome]:
+        """What an instance counted, by channel and outcome."""
+        found: Counter[Outcome] = Counter()
+        for name, value in (await instance.metrics()).items():
+            if name.startswith("xmtp_push_deliveries_total{"):
+                found[Channel[_label(name, "channel").upper()], _label(name, "outcome")] = int(value)
+        assert found, "there is no such metric"
+        return found
 
     async def _is_idle(self) -> bool:
         for instance in self.up:
             measured = await instance.metrics()
             busy = [value for name, value in measured.items() if re.match("pushd_push_(retained|in_flight)", name)]
+            assert len(busy) == 1 + len(Channel), "there are no such metrics"
             if any(busy):
                 return False
         return True
+
+
+def _by_outcome(counters: Counter[Outcome]) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for (_, outcome), count in counters.items():
+        found[outcome] += count
+    return +found
+
+
+def _of_channel(counters: Counter[Outcome], wanted: Channel) -> Counter[str]:
+    return +Counter({outcome: count for (channel, outcome), count in counters.items() if channel is wanted})
+
+
+def _unequal(what: str, sent: int, outcomes: Counter[str]) -> list[str]:
+    """An attempt that failed may have arrived or not; all others have."""
+    delivered, failed = outcomes["delivered"], outcomes["failed"]
+    if delivered <= sent <= delivered + failed:
+        return []
+    return [f"{what}: {sent} arrived, {delivered} counted as delivered and {failed} as failed"]
 
 
 async def hold(world: World, statement: str, seconds: float) -> None:
@@ -626,7 +772,10 @@ async def open_world(
                 for _ in range(instances):
                     starting.start_soon(partial(world.start, url=url(database) if url else None))
             try:
-                await world.register(make_devices(devices), port=webhook_port)
+                nursery.start_soon(world.watch.run)
+                coming = make_devices(devices)
+                coming[1] = evolve(coming[1], key=secrets.token_bytes(KEY_BYTES))
+                await world.register(coming, port=webhook_port)
                 yield world
             except BaseException:
                 world.explain()
