@@ -10,7 +10,9 @@ costs most in h2 is avoided here by public means (docs/decisions/0004-http2-engi
 - Outbound normalisation and validation are off, because our own code writes the headers. Inbound validation is off
   too: only `:status` and `retry-after` are ever read, and both are checked where they are read.
 
-One thing is added: settings h2 does not know are passed over (RFC 9113 §6.5.2), and a frame of very many is refused.
+Two things are added. Settings h2 does not know are passed over (RFC 9113 §6.5.2), and a frame of very many is refused.
+And streams that ended are forgotten: h2 remembers the last 65,536 of a connection, which is 11 MiB. Only those that
+were reset are worth it, because frames of them that were on their way must not end the connection.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ from h2.events import (
 )
 from h2.exceptions import DenialOfServiceError, ProtocolError
 from h2.settings import SettingCodes, Settings
+from h2.stream import StreamClosedBy
 
 __all__ = [
     "DataReceived",
@@ -58,6 +61,7 @@ _COUNT_EVERY = 128
 _SETTING_BYTES = 6  # RFC 9113 §6.5.1
 _MAX_SETTINGS = 32  # in one frame; HTTP/2 has seven, and extensions add a few
 _KNOWN_SETTINGS = frozenset(int(code) for code in SettingCodes)
+_RESET = (StreamClosedBy.SEND_RST_STREAM, StreamClosedBy.RECV_RST_STREAM)
 
 
 def literal(name: bytes, value: bytes, *, private: bool = False) -> bytes:
@@ -111,6 +115,8 @@ class _ReadyEncoder:
 class Wire(H2Connection):
     """A client connection that has sent nothing yet; `initiate_connection` queues preface and settings."""
 
+    MAX_CLOSED_STREAMS = 4_096  # remembered; 256 attempts that time out every ten seconds need minutes to fill it
+
     def __init__(self) -> None:
         super().__init__(
             H2Configuration(
@@ -145,6 +151,9 @@ class Wire(H2Connection):
         if self._until_count <= 0:
             self._until_count = _COUNT_EVERY
             super().open_outbound_streams  # noqa: B018
+            closed = self._closed_streams
+            for stream_id in [number for number, by in closed.items() if by not in _RESET]:
+                del closed[stream_id]
         return 0
 
     def send_request(self, stream_id: int, block: bytes) -> None:
