@@ -8,97 +8,156 @@ from pathlib import Path
 
 import trio
 
+from pushd.model import IN_FLIGHT_PER_CHANNEL, Channel
 from tests.faults.cluster import DbProcess, until
-from tests.faults.world import Fakes, Tell, open_world
+from tests.faults.world import Fakes, Instance, Tell, World, open_world
+
+PERMITS = IN_FLIGHT_PER_CHANNEL * len(Channel)
+# Longer than an attempt may take: whatever is sent now is unanswered until somebody gives up.
+NEVER_MS = 60_000
+REFUSALS = 20
+
+
+async def saturate(world: World, rows: int = 300) -> int:
+    """Publish one window of many more pushes than there are permits, and return once every permit is in use and all
+    those requests lie at the fakes unanswered; the cursor below the window."""
+    await world.dispatched()
+    world.latency(NEVER_MS)
+    floor = world.cursor()
+    await world.publish(rows, batch=rows)
+
+    async def is_full() -> bool:
+        return await world.in_flight() == PERMITS
+
+    await until(is_full)
+    return floor
 
 
 async def test_killed_holders_are_followed_by_ones_that_send_the_rest(
     db: DbProcess, fakes: Fakes, folder: Path, rng: random.Random, tell: Tell
 ) -> None:
-    """Three instances, the holder killed twice in the middle of its work, each time with attempts in flight."""
+    """Three instances, the holder killed twice: with every permit in use and more queued, all of it above the cursor;
+    and at any moment of its work."""
     async with open_world(db, fakes, folder, instances=3) as world:
         await world.publish(100)
+        holder = await world.holder()
+        floor = await saturate(world)
+        assert (await holder.metrics())["pushd_push_retained"] > 0
+        assert world.cursor() == floor, "nothing of the window has been answered"
+        assert await holder.end(signal.SIGKILL) == -signal.SIGKILL
+        world.latency(100)
         await world.dispatched()
-        persisted = world.cursor()
-        for _ in range(2):
-            world.latency(1_000)
-            holder = await world.holder()
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(world.publish, 300)
-                await world.received_more(rng.randrange(100, 600))
-                assert await holder.end(signal.SIGKILL) == -signal.SIGKILL
-                world.latency(100)
-            await world.holder()
-            await world.dispatched()
-        report = await world.settle()
-        assert report.repeats > 0, "the kills came between a push and the cursor"
-        assert report.terms == 3
-        assert world.cursors[1] >= persisted, "what the cursor had passed is not sent again"
-        assert report.outcomes == {"delivered": world.due_above(world.cursors[-1])}
-        tell(report)
+        assert world.cursors == (0, floor)
 
-
-async def test_frozen_holder_loses_the_lock_and_sends_nothing_when_it_wakes_up(
-    db: DbProcess, fakes: Fakes, folder: Path, rng: random.Random, tell: Tell
-) -> None:
-    """SIGSTOP with attempts in flight; SIGCONT once a successor has begun. Both live, so every push is counted."""
-    async with open_world(db, fakes, folder, instances=2) as world:
         world.latency(1_000)
         holder = await world.holder()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(world.publish, 300)
             await world.received_more(rng.randrange(100, 600))
-            holder.server.send_signal(signal.SIGSTOP)
-            world.latency(50)
-            (other,) = [each for each in world.up if each is not holder]
-            await until(lambda: other.holds)
-            holder.server.send_signal(signal.SIGCONT)
-            await until(lambda: not holder.holds)
+            assert await holder.end(signal.SIGKILL) == -signal.SIGKILL
+            world.latency(100)
+        report = await world.settle()
+        assert report.repeats >= PERMITS
+        assert report.terms == 3
+        assert report.outcomes == {"delivered": world.due_above(world.cursors[-1])}
+        tell(report)
+
+
+async def test_frozen_holder_loses_the_lock_and_sends_nothing_when_it_wakes_up(
+    db: DbProcess, fakes: Fakes, folder: Path, tell: Tell
+) -> None:
+    """SIGSTOP with every permit in use and more queued; SIGCONT once a successor has begun.
+
+    Nothing more of the sleeper is on its way then, so all that arrives afterwards has to be the successor's.
+    """
+    async with open_world(db, fakes, folder, instances=2) as world:
+        await world.publish(50)
+        holder = await world.holder()
+        await saturate(world)
+        holder.server.send_signal(signal.SIGSTOP)
+        world.latency(50)
+        before = await world.requests()
+        (other,) = [each for each in world.up if each is not holder]
+        await until(lambda: other.holds)
+        holder.server.send_signal(signal.SIGCONT)
+        await until(lambda: not holder.holds)
         assert holder.terms[-1]["reason"].startswith("database_")
-        assert holder.terms[-1]["discarded"] > 0
+        assert holder.terms[-1]["discarded"] == world.due_above(world.cursors[1]) - PERMITS
         report = await world.settle()
         assert report.terms == 2
-        # An attempt that slept for longer than it may take has failed, whether its request had left before or not.
-        assert report.outcomes.keys() <= {"delivered", "failed"}
-        delivered, failed = report.outcomes["delivered"], report.outcomes.get("failed", 0)
-        assert delivered <= report.received <= delivered + failed
+        assert report.received == before + world.due_above(world.cursors[1])
+        # What it had in flight was never answered.
+        assert report.outcomes == {"delivered": report.received - PERMITS, "failed": PERMITS}
         tell(report)
+
+
+async def press(world: World, holder: Instance) -> None:
+    """Return when the holder has work of all three kinds: in flight, queued for a permit, and refused and waiting to be
+    tried again. It takes seconds to send all of it."""
+    for channel in (Channel.APNS, Channel.HTTP):  # FCM's retries wait for ten seconds at least
+        world.refuse(next(device for device in world.devices if device.channel is channel), REFUSALS)
+    await world.publish(400, batch=400)
+
+    async def is_pressed() -> bool:
+        measured = await holder.metrics()
+        refused = sum(n for name, n in measured.items() if name.startswith("pushd_push_attempt_failures_total{"))
+        in_flight = [n for name, n in measured.items() if name.startswith("pushd_push_in_flight{")]
+        return refused > 0 and min(in_flight) > 0 and measured["pushd_push_retained"] > 2 * REFUSALS
+
+    await until(is_pressed)
+
+
+async def everything_was_answered(world: World) -> None:
+    """Nobody went away before the answer, and each push was accepted once."""
+    due = world.by_channel(world.due())
+    for channel in Channel:
+        judged = await world.statistics(channel)
+        accepted = sum(count for status, count in judged["statuses"].items() if status.startswith("2"))
+        assert sum(judged["statuses"].values()) == judged["requests"]
+        assert accepted == due[channel]
+
+
+PATIENT = {"max_drain_duration_ms": 60_000}
 
 
 async def test_rolling_restart_under_load_sends_everything_exactly_once(
     db: DbProcess, fakes: Fakes, folder: Path, is_short: bool, tell: Tell
 ) -> None:
-    """The holder is stopped and replaced while pushes are in flight; each drains, so nothing may come twice."""
-    async with open_world(db, fakes, folder, instances=2) as world:
-        world.latency(200)
-        async with world.load(200):
+    """The holder is stopped and replaced with work in flight, queued and waiting for a retry; each drains, so nothing
+    may come twice, and nothing refused may be given up."""
+    async with open_world(db, fakes, folder, instances=2, server=PATIENT) as world:
+        world.latency(1_000)
+        async with world.load(30):
             for _ in range(2 if is_short else 5):
                 holder = await world.holder()
-                await world.received_more(100)
+                await press(world, holder)
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(world.start)
                     assert await holder.end(signal.SIGTERM) == 0
-                assert holder.terms[-1]["reason"] == "stopped"
-                assert holder.terms[-1]["discarded"] == 0
+                assert holder.held[-1].is_drained
         report = await world.settle()
-        assert report.repeats == 0
+        assert report.repeats == world.refused
+        await everything_was_answered(world)
         tell(report)
 
 
 async def test_holders_that_step_down_under_load_send_everything_exactly_once(
     db: DbProcess, fakes: Fakes, folder: Path, is_short: bool, tell: Tell
 ) -> None:
-    async with open_world(db, fakes, folder, instances=2) as world:
-        world.latency(200)
-        async with world.load(150):
+    """The same, and as nobody ends, every delivery of every term is in somebody's counters."""
+    async with open_world(db, fakes, folder, instances=2, server=PATIENT) as world:
+        world.latency(1_000)
+        async with world.load(30):
             for _ in range(2 if is_short else 6):
                 holder = await world.holder()
-                await world.received_more(100)
-                await holder.command("step-down")
-                await until(lambda holder=holder: any(each.holds for each in world.up if each is not holder))
+                await press(world, holder)
+                async with world.next_term():
+                    await holder.command("step-down")
+                assert holder.held[-1].is_drained
         report = await world.settle()
-        assert report.repeats == 0
-        assert report.outcomes == {"delivered": report.received}
+        assert report.repeats == world.refused
+        assert report.outcomes == {"delivered": report.pushes}
+        await everything_was_answered(world)
         tell(report)
 
 
@@ -116,6 +175,7 @@ async def test_drain_that_runs_out_of_time_repeats_open_windows_only(
             await world.received_more(rng.randrange(50, 300))
             assert await holder.end(signal.SIGTERM) == 0
             world.latency(100)
+        assert not holder.held[-1].is_drained
         report = await world.settle()
         assert report.repeats > 0
         assert report.terms == 2

@@ -148,6 +148,7 @@ class Ledger:
         samples: of the cursor, in the order in which they were taken.
         attempts: how often one term may send one delivery, 1 unless its outcome can have been unknown.
         unknown: how many repeats within a term there may be in all because outcomes were unknown.
+        refused: how many attempts were refused in a way that has them made again, each a further repeat.
         late: how much of a term that was lost or killed may arrive after it must have ended: what it had in flight.
         tolerated: pushes that may arrive and need not, such as those to a recipient deleted meanwhile.
     """
@@ -158,6 +159,7 @@ class Ledger:
     samples: Sequence[Sample] = field(default=(), repr=False)
     attempts: int = 1
     unknown: int = 0
+    refused: int = 0
     late: int = IN_FLIGHT_PER_CHANNEL
     tolerated: Collection[Push] = field(factory=frozenset, repr=False)
 
@@ -229,7 +231,7 @@ class Ledger:
         for name, pushes in (("lost", self.missing), ("never asked for", self.unexpected)):
             if pushes:
                 found.append(f"{len(pushes)} pushes {name}, e.g. {_some(pushes)}")
-        if self.excess.total() > self.unknown:
+        if self.excess.total() > self.unknown + self.refused:
             found.append(f"{self.excess.total()} repeats too many, e.g. {_some(self.excess)}")
         for place, term in enumerate(self.terms):
             found += self._faults_of(place, term)

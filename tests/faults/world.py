@@ -142,7 +142,7 @@ class Instance:
         """Send a signal that ends it; the exit code."""
         self.is_up = False
         self.server.send_signal(signum)
-        with trio.fail_after(60):
+        with trio.fail_after(120):
             code = await self.server.wait_exit()
             await self.server.wait_ended()
         return code
@@ -225,6 +225,8 @@ class World:
         self.until: dict[str, int] = {}
         """Above which row nothing may arrive for a deleted device. Set on deletion, and to be set anew where pages are
         read from a replica that shows it later."""
+        self.refused = 0
+        """Requests that a fake was told to refuse."""
         self.watch = CursorWatch(url)
         self._rng = random.Random(random.random())
         self._nursery = nursery
@@ -505,6 +507,12 @@ class World:
             self.fakes[channel].tell("/latency", {"ms": ms})
         self.fakes[Channel.HTTP].tell("/default", {"delay_ms": ms})
 
+    def refuse(self, device: Device, times: int, status: int = 503) -> None:
+        """Answer the device's next requests so. Each is a push that will be sent again."""
+        target = f"/hooks/{device.name[:8]}" if device.channel is Channel.HTTP else device.name
+        self.fakes[device.channel].script(target, *[{"status": status}] * times)
+        self.refused += times
+
     # The end
 
     async def settle(self, *, attempts: int = 1, unknown: int = 0, late: int = IN_FLIGHT_PER_CHANNEL) -> Report:
@@ -522,8 +530,10 @@ class World:
         assert len(arrivals) == await self.requests(), "a fake keeps too few requests"
         stored = self.ask("SELECT array_agg(sequence_id) FROM envelopes")[0][0] or []
         assert sorted(stored) == sorted(self.rows), "what was acknowledged is stored, and nothing else"
+        refused = [sum(n for status, n in told.items() if status[0] != "2") for told in await self._statuses()]
+        assert sum(refused) <= self.refused, "a fake refused what no run told it to refuse"
         assert all(each.topic == self.rows[each.row].topic for each in arrivals), "a push names another topic"
-        ledger = evolve(self._ledger(arrivals), attempts=attempts, unknown=unknown, late=late)
+        ledger = evolve(self._ledger(arrivals), attempts=attempts, unknown=unknown, refused=sum(refused), late=late)
         counted = {instance.bundle_id: await self.counters(instance) for instance in self.up}
         totals = sum((_by_outcome(each) for each in counted.values()), Counter[str]())
         suppressed = totals.pop("suppressed", 0)
@@ -539,12 +549,12 @@ class World:
         )
         assert ledger.faults() == [], f"{report.line()}; {'; '.join(term.line() for term in ledger.terms)}"
         if attempts == 1 and not unknown:
-            assert await self._miscounted(ledger, counted) == []
+            assert self._miscounted(ledger, counted) == []
         await self._check_webhooks(arrivals)
         self.check_logs()
         return report
 
-    async def _miscounted(self, ledger: Ledger, counted: Mapping[str, Counter[Outcome]]) -> list[str]:
+    def _miscounted(self, ledger: Ledger, counted: Mapping[str, Counter[Outcome]]) -> list[str]:
         """Where the counters of those who live do not say what arrived."""
         found = []
         last = ledger.terms[-1]
@@ -554,20 +564,19 @@ class World:
             and [x.instance for x in ledger.terms].count(last.instance) == 1
         ):
             # All that is due above the cursor was the last holder's, and it counted each delivery once.
-            own = self._of_channels(push for push in self.own() if push[1] > last.start)
-            due = self._of_channels(push for push in ledger.expected if push[1] > last.start)
+            own = self.by_channel(push for push in self.own() if push[1] > last.start)
+            due = self.by_channel(push for push in ledger.expected if push[1] > last.start)
             for channel in Channel:
                 outcomes = _of_channel(counted[last.instance], channel)
                 if outcomes.pop("suppressed", 0) != own[channel]:
                     found.append(f"{channel.name}: {own[channel]} own messages were the last holder's to suppress")
                 if outcomes.total() != due[channel]:
                     found.append(f"{channel.name}: {due[channel]} were due from the last holder, counted {outcomes}")
-        refused = [sum(n for status, n in statuses.items() if status[0] != "2") for statuses in await self._statuses()]
         for name, counters in counted.items():
-            if not any(refused):
+            if not ledger.refused:
                 sent = sum(each.sender == name for each in ledger.arrivals)
                 found += _unequal(f"APNS of {name}", sent, _of_channel(counters, Channel.APNS))
-        if len(counted) == len(self.instances) and not any(refused):
+        if len(counted) == len(self.instances) and not ledger.refused:
             arrived = Counter(each.channel for each in ledger.arrivals)
             for channel in Channel:
                 outcomes = sum((_of_channel(counters, channel) for counters in counted.values()), Counter[str]())
@@ -577,7 +586,8 @@ class World:
     async def _statuses(self) -> list[dict[str, int]]:
         return [(await self.statistics(channel))["statuses"] for channel in Channel]
 
-    def _of_channels(self, pushes: Iterable[Push]) -> Counter[Channel]:
+    def by_channel(self, pushes: Iterable[Push]) -> Counter[Channel]:
+        """How many of these go over which channel."""
         channels = {device.name: device.channel for device in self.devices}
         return Counter(channels[device] for device, _ in pushes)
 
