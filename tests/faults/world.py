@@ -509,6 +509,8 @@ class World:
 
     def refuse(self, device: Device, times: int, status: int = 503) -> None:
         """Answer the device's next requests so. Each is a push that will be sent again."""
+        if not times:
+            return
         target = f"/hooks/{device.name[:8]}" if device.channel is Channel.HTTP else device.name
         self.fakes[device.channel].script(target, *[{"status": status}] * times)
         self.refused += times
