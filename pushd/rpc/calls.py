@@ -12,11 +12,14 @@ from uuid import uuid4
 import trio
 
 from pushd.errors import Code, StatusError
-from pushd.rpc.machine import Fault, Request, ServerMachine, Status
+from pushd.rpc.machine import INSTALMENT, Fault, Request, ServerMachine, Status
 from pushd.rpc.wire import Wire
 
 # Of one stream's messages, this much may wait for the peer before its handler waits too.
 _WAITING_BYTES = 64 * 1024
+# A call that holds more than this, about the window that every stream begins with, has to get on at a least rate. With
+# less, any progress counts, so that the smallest message arrives over the slowest line.
+_MUCH_BYTES = 64 * 1024
 
 
 class Reason(enum.Enum):
@@ -169,18 +172,22 @@ class Call:
         return payload
 
     async def _wait_more(self, *, inside: bool) -> None:
-        """Waits for anything new; inside a message, not longer than the peer may stall."""
+        """Waits for anything new; inside a message, not longer than the peer may stall.
+
+        A peer stalls when nothing comes on this stream. When the stream holds much, it also stalls when less than an
+        instalment comes on the connection: of the connection, because its streams share one line.
+        """
+        machine = self._machine
         self._wake = trio.Event()
-        before = self._machine.progress(self.stream_id)
+        before, received = machine.progress(self.stream_id), machine.received
         with trio.move_on_after(self._wire.stall_s) as scope:
             await self._wake.wait()
         self._wake = None
-        if (
-            scope.cancelled_caught
-            and inside
-            and before is not None
-            and self._machine.progress(self.stream_id) == before
-        ):
+        after = machine.progress(self.stream_id)
+        if not (scope.cancelled_caught and inside) or before is None or after is None:
+            return
+        drips = machine.held_bytes(self.stream_id) > _MUCH_BYTES and machine.received - received < INSTALMENT
+        if after == before or drips:
             raise StatusError(Code.UNAVAILABLE, "request stalled")
 
     def begin(self) -> None:
@@ -202,14 +209,20 @@ class Call:
         """Waits until at most `limit` bytes of this call's messages wait for the peer.
 
         Raises:
-            StatusError: the peer takes nothing for too long.
+            StatusError: the peer takes nothing for too long, or too little where much waits; see `_wait_more`.
         """
-        while (waiting := self._machine.waiting_bytes(self.stream_id)) > limit:
+        while (before := self._machine.waiting_bytes(self.stream_id)) > limit:
+            sent = self._machine.sent
             with trio.move_on_after(self._wire.stall_s):
-                while self._machine.waiting_bytes(self.stream_id) == waiting:
+                while not self._gets_on(before, sent):
                     await self._wire.wait_progress()
                 continue
             raise StatusError(Code.UNAVAILABLE, "response stalled")
+
+    def _gets_on(self, before: int, sent: int) -> bool:
+        """Whether the peer has taken something since `before` bytes of this call waited."""
+        waiting = self._machine.waiting_bytes(self.stream_id)
+        return waiting != before and (waiting <= _MUCH_BYTES or self._machine.sent - sent >= INSTALMENT)
 
     async def part(self) -> None:
         """Waits until the peer has taken the finished call's last message and status, and resets it if it does not."""

@@ -7,9 +7,11 @@ from contextlib import suppress
 
 import trio
 
+from pushd.errors import Code, StatusError
 from pushd.rpc.boundary import Boundary
 from pushd.rpc.calls import Call, Reason
 from pushd.rpc.machine import (
+    AnswerDropped,
     CallCancelled,
     CallOpened,
     ConnectionFailed,
@@ -61,6 +63,7 @@ class ServerConnection:
         self._call_ended = call_ended
         self._calls: dict[int, Call] = {}
         self._leaving = False  # the last word is written
+        machine.on_evicted = self._evicted
 
     def __repr__(self) -> str:
         return f"<ServerConnection calls={len(self._calls)} {self.machine!r}>"
@@ -157,10 +160,14 @@ class ServerConnection:
         elif isinstance(event, ConnectionFailed):
             log.debug(Event.RPC_PEER_DROPPED, reason=event.reason)
             self.cancel_calls(Reason.CONNECTION)
-        elif isinstance(event, MessageReceived | HalfClosed | MessagesSpoilt | CallCancelled):
+        elif isinstance(event, MessageReceived | HalfClosed | MessagesSpoilt | CallCancelled | AnswerDropped):
             running = self._calls.get(event.stream_id)
             if running is not None:
                 _tell(running, event)
+
+    def _evicted(self, event: MachineEvent) -> None:
+        self._handle(event, [])
+        self.wire.poke()
 
     # --- calls
 
@@ -178,7 +185,7 @@ class ServerConnection:
             self.wire.poke()  # the writer may have been waiting for the last call
 
 
-def _tell(call: Call, event: MessageReceived | HalfClosed | MessagesSpoilt | CallCancelled) -> None:
+def _tell(call: Call, event: MessageReceived | HalfClosed | MessagesSpoilt | CallCancelled | AnswerDropped) -> None:
     match event:
         case MessageReceived():
             call.put_message(event.payload)
@@ -188,3 +195,5 @@ def _tell(call: Call, event: MessageReceived | HalfClosed | MessagesSpoilt | Cal
             call.put_fault(event.fault)
         case CallCancelled():
             call.cancel(Reason.PEER)
+        case AnswerDropped():
+            call.end(StatusError(Code.UNAVAILABLE, "server is overloaded"))

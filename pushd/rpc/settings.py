@@ -24,13 +24,15 @@ class RpcSettings:
         max_header_list_bytes: decoded request headers; more costs the connection.
         max_connections: open connections; when all are taken, the longest idle one without a call makes room.
         connection_receive_bytes: the most one connection's peer can make the server hold.
-        receive_bytes: request bytes held over all connections; beyond it calls end UNAVAILABLE.
+        receive_bytes: request bytes held over all connections; beyond it calls end UNAVAILABLE, those whose message has
+            been getting on worst first.
         send_bytes: response bytes that wait for their peers over all connections, half of it on one at most; beyond it
-            calls end UNAVAILABLE.
+            calls end UNAVAILABLE, in the same order.
         handshake_s: TLS handshake, HTTP/2 preface and first SETTINGS together.
         idle_s: a connection silent for this long is sent a PING.
         ping_s: how long the PING may stay unanswered before the connection is closed.
-        stall_s: a request message, or a write to the peer, that makes no progress for this long is given up.
+        stall_s: a request message, or a write to the peer, that makes no progress for this long is given up. What holds
+            more than 64 KiB has to move 32 KiB in this time.
         abuse_burst: resets, refused streams, pings and other frames without work that a peer may send at once ...
         abuse_per_s: ... and how many of them a second it gets back.
         log_calls: write one log line a finished call, health checks excepted.

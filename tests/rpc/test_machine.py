@@ -27,6 +27,7 @@ from hypothesis import strategies as st
 
 from pushd.errors import Code
 from pushd.rpc.machine import (
+    AnswerDropped,
     ByteBudget,
     CallCancelled,
     CallEnded,
@@ -62,13 +63,20 @@ class Pair:
     """A client's and a server's machine, and what each has heard."""
 
     def __init__(
-        self, limits: Limits = LIMITS, budget: int = 256 * MIB, *, unsent: int = 256 * MIB, handshake: bool = True
+        self,
+        limits: Limits = LIMITS,
+        budget: int = 256 * MIB,
+        *,
+        unsent: int = 256 * MIB,
+        handshake: bool = True,
+        beside: Pair | None = None,
     ) -> None:
-        self.budget = ByteBudget(budget)
-        self.unsent = ByteBudget(unsent)
+        self.budget = ByteBudget(budget) if beside is None else beside.budget
+        self.unsent = ByteBudget(unsent) if beside is None else beside.unsent
         self.server = ServerMachine(limits, self.budget, self.unsent)
-        self.client = ClientMachine(LIMITS, ByteBudget(budget), authority="h:1", scheme="http", user_agent="t")
+        self.client = ClientMachine(LIMITS, ByteBudget(256 * MIB), authority="h:1", scheme="http", user_agent="t")
         self.at_server: list[MachineEvent] = []
+        self.server.on_evicted = self.at_server.append
         self.at_client: list[MachineEvent] = []
         self.now = 0.0
         if handshake:
@@ -82,6 +90,12 @@ class Pair:
             else:
                 self.at_client += self.client.receive_data(back, self.now)
             each()
+
+    def run_raw(self, data: bytes) -> None:
+        """Frames of the client's that its machine knows nothing of."""
+        self.now += 0.01
+        self.at_server += self.server.receive_data(data, self.now)
+        self.server.data_to_send()
 
     def messages_at_client(self) -> list[bytes]:
         return [e.payload for e in self.at_client if isinstance(e, MessageReceived)]
@@ -203,6 +217,105 @@ def test_the_budget_over_all_connections_ends_the_call_that_does_not_fit() -> No
     assert pair.budget.held == 0
 
 
+def test_a_full_budget_costs_the_message_that_gets_on_worst_its_place() -> None:
+    """Whoever moved an instalment last is safe, however little or much it has sent in all."""
+    slow = Pair(budget=4 * MIB)
+    fast, newcomer = Pair(beside=slow), Pair(beside=slow)
+    fast_id = _begin(fast, 20 * MIB, MIB)
+    slow_id = _begin(slow, 20 * MIB, 2 * MIB)
+    for _ in range(100):
+        slow.run_raw(DataFrame(slow_id, b"x").serialize())
+    fast.run_raw(DataFrame(fast_id, b"x" * 16_384).serialize() * 2)
+    newcomer.client.send(newcomer.client.open_call(PATH, None), b"q" * MIB)
+    newcomer.run()
+    assert newcomer.messages(1) == [b"q" * MIB]
+    assert slow.at_server[-1] == MessagesSpoilt(slow_id, Fault.OVERLOADED)
+    assert not any(isinstance(event, MessagesSpoilt) for event in fast.at_server)
+    assert fast.budget.held == 2 * MIB + 2 * 16_384 + 5 + 5
+    slow.run_raw(DataFrame(slow_id, b"x").serialize())
+    assert slow.budget.held == 2 * MIB + 2 * 16_384 + 5 + 5, "nothing more of it is held"
+    assert not slow.server.closed
+
+
+def test_whole_messages_make_no_room() -> None:
+    """What waits for a handler is not the peer's fault."""
+    pair = Pair(budget=2 * MIB)
+    beside = Pair(beside=pair)
+    stream_id = pair.client.open_call(PATH, None)
+    pair.client.send(stream_id, b"q" * MIB)
+    pair.run()
+    slow = _begin(pair, 20 * MIB, 500_000)
+    late = _begin(beside, 20 * MIB, 700_000)
+    assert pair.at_server[-1] == MessagesSpoilt(slow, Fault.OVERLOADED)
+    beside.run_raw(DataFrame(late, b"x" * 16_384).serialize() * 30)
+    assert beside.at_server[-1] == MessagesSpoilt(late, Fault.OVERLOADED), "it is the slowest itself"
+    assert pair.messages(stream_id) == [b"q" * MIB]
+    assert pair.budget.held == MIB + 5
+    pair.server.consumed(stream_id, pair.messages(stream_id)[0])
+    assert pair.budget.held == 0
+
+
+def test_messages_before_the_one_given_up_are_held_until_they_are_taken() -> None:
+    pair = Pair(budget=100_000)
+    stream_id = pair.client.open_call(PATH, None)
+    pair.client.send(stream_id, b"q" * 30_000)
+    pair.client.send(stream_id, b"q" * 90_000)
+    pair.run()
+    assert pair.at_server[-2:] == [
+        MessageReceived(stream_id, b"q" * 30_000),
+        MessagesSpoilt(stream_id, Fault.OVERLOADED),
+    ]
+    assert pair.budget.held == 30_005
+    pair.server.consumed(stream_id, b"q" * 30_000)
+    assert pair.budget.held == 0
+
+
+def test_a_message_makes_room_for_another_on_its_own_connection() -> None:
+    pair = Pair(budget=2 * MIB)
+    slow = _begin(pair, 20 * MIB, MIB)
+    fast = _begin(pair, MIB + 300_000 + 40 * 16_384, MIB + 300_000)
+    assert pair.at_server[-1] == MessagesSpoilt(slow, Fault.OVERLOADED)
+    pair.run_raw(DataFrame(fast, b"x" * 16_384).serialize() * 40)
+    assert pair.messages(fast)
+    assert not pair.server.closed
+
+
+def _begin(pair: Pair, size: int, sent: int) -> int:
+    """A call whose message of `size` bytes is cut off after about `sent` of them."""
+    stream_id = pair.client.open_call(PATH, None)
+    pair.run()
+    pair.run_raw(DataFrame(stream_id, b"\0" + size.to_bytes(4, "big")).serialize())
+    for _ in range(sent // 16_384):
+        pair.run_raw(DataFrame(stream_id, b"x" * 16_384).serialize())
+    pair.run_raw(DataFrame(stream_id, b"x" * (sent % 16_384)).serialize())
+    return stream_id
+
+
+def test_a_full_budget_costs_the_answer_taken_worst_its_place() -> None:
+    slow = Pair(unsent=4 * MIB)
+    fast, newcomer = Pair(beside=slow), Pair(beside=slow)
+    for pair in (fast, slow):
+        pair.client.open_call(PATH, None)
+        pair.run()
+        pair.server.start(1, b"id")
+        assert pair.server.send(1, b"a" * (2 * MIB - 100))
+        pair.server.data_to_send()
+    for _ in range(100):
+        slow.run_raw(frame(8, 0, 1, struct.pack(">L", 1)))
+    fast.run_raw(frame(8, 0, 1, struct.pack(">L", 40_000)))
+    for _ in range(100):
+        slow.run_raw(frame(8, 0, 1, struct.pack(">L", 1)))
+    newcomer.client.open_call(PATH, None)
+    newcomer.run()
+    newcomer.server.start(1, b"id")
+    assert newcomer.server.send(1, b"a" * MIB)
+    assert slow.at_server[-1] == AnswerDropped(1)
+    assert fast.server.waiting_bytes(1) > 0
+    assert slow.server.waiting_bytes(1) == 0
+    newcomer.run()
+    assert newcomer.messages_at_client() == [b"a" * MIB]
+
+
 def test_a_reader_that_takes_nothing_stops_the_writer() -> None:
     pair = Pair()
     stream_id = pair.client.open_call(PATH, None)
@@ -274,7 +387,7 @@ def test_answers_nobody_takes_are_held_up_to_a_limit() -> None:
     assert not pair.server.send(second, b"a" * MIB), "one connection may use half"
     assert pair.server.send(second, b"a" * 1_000)
     pair.unsent.held += 3 * MIB  # what other connections may hold
-    assert not pair.server.send(second, b"a" * 100_000)
+    assert not pair.server.send(first, b"a" * 100_000), "nobody is slower"
     pair.unsent.held -= 3 * MIB
     pair.run()
     assert pair.messages_at_client() == [b"a" * 1_000, b"a" * MIB]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import ssl
 from collections.abc import AsyncIterator
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 
 import pytest
 import trio
@@ -27,6 +27,7 @@ from tests.rpc.harness import (
     RawClient,
     Tls,
     connect,
+    eventually,
     framed,
     message,
     over_both,
@@ -202,20 +203,61 @@ async def test_a_peer_that_takes_no_answers_is_given_up() -> None:
 
 
 @over_both
-async def test_the_receive_budget_ends_the_calls_that_do_not_fit() -> None:
+async def test_when_the_receive_budget_is_full_the_call_that_gets_on_worst_ends() -> None:
     promise = b"\0\0\0\xea\x60"  # 60,000 bytes
     with trio.fail_after(30):
         async with serving(receive_bytes=100_000) as server:
             async with raw_client(server.port) as holder, raw_client(server.port) as client:
-                await _send_part(holder, promise)
+                held = await _send_part(holder, promise)
                 assert (await client.call(framed(b"x" * 9_000))).code == Code.OK
-                answer = await client.answer(await _send_part(client, promise))
+                newer = await _send_part(client, promise)
+                answer = await holder.answer(held)
                 assert (answer.code, answer.text) == (Code.UNAVAILABLE, "server is overloaded")
-                assert (await client.call(framed(b"x" * 9_000))).code == Code.OK
-                await trio.aclose_forcefully(holder.stream)
+                assert (await holder.call(framed(b"x" * 9_000))).code == Code.OK, "it lost that call only"
+                assert not client.answers[newer].ended
+                await trio.aclose_forcefully(client.stream)
                 await server.wait_connections(1)
-                stream_id = await _send_part(client, promise)  # its bytes are free again
-                assert not client.answers[stream_id].ended
+                newest = await _send_part(holder, promise)  # its bytes are free again
+                assert not holder.answers[newest].ended
+
+
+@over_both
+async def test_peers_that_drip_do_not_keep_others_out() -> None:
+    """A byte now and then is progress on every one of these calls; the budget is theirs until somebody needs it."""
+    with trio.fail_after(60):
+        async with serving(receive_bytes=210_000) as server:
+            async with AsyncExitStack() as stack:
+                holders = [await stack.enter_async_context(raw_client(server.port)) for _ in range(4)]
+                for holder in holders:
+                    await _send_part(holder, b"\0\0\0\xea\x60")
+                client = await stack.enter_async_context(raw_client(server.port))
+                for _ in range(10):
+                    for holder in holders:
+                        for stream_id in [number for number, one in holder.answers.items() if not one.ended]:
+                            holder.h2.send_data(stream_id, b"x")
+                        await holder.flush()
+                    assert (await client.call(framed(b"x" * 16_000))).code == Code.OK
+
+
+@over_both
+async def test_when_the_send_budget_is_full_the_answer_taken_worst_ends() -> None:
+    with trio.fail_after(30):
+        async with serving(Echo(lambda data: b"L" * 1_500_000), send_bytes=4_000_000) as server:
+            async with raw_client(server.port) as one, raw_client(server.port) as other:
+                first, second = await _leave_untaken(one), await _leave_untaken(other)
+                async with raw_client(server.port) as client:
+                    assert (await client.call(framed(b"x"))).code == Code.OK
+                assert (await one.answer(first)).reset == ErrorCodes.ENHANCE_YOUR_CALM
+                await eventually(lambda: sum(connection.calls for connection in connections()) == 1)
+                assert not other.answers[second].ended
+
+
+async def _leave_untaken(client: RawClient) -> int:
+    """A call whose answer has begun, of which nothing more is taken."""
+    client.h2.acknowledge_received_data = lambda *_: None  # type: ignore[method-assign]
+    stream_id = await client.open(framed(b"x"))
+    await client.until(lambda: bool(client.answers[stream_id].headers))
+    return stream_id
 
 
 @over_both

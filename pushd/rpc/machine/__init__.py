@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from pushd.rpc.machine.budget import ByteBudget
+from pushd.rpc.machine.budget import INSTALMENT, ByteBudget
 from pushd.rpc.machine.client import ClientMachine
 from pushd.rpc.machine.endpoint import Limits
 from pushd.rpc.machine.events import (
+    AnswerDropped,
     CallCancelled,
     CallEnded,
     CallOpened,
@@ -21,6 +22,8 @@ from pushd.rpc.machine.headers import RawHeaders, Request, Status
 from pushd.rpc.machine.server import ServerMachine
 
 __all__ = [
+    "INSTALMENT",
+    "AnswerDropped",
     "ByteBudget",
     "CallCancelled",
     "CallEnded",

@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from typing import Any
+
+# Whoever holds something unfinished shows with each instalment of this size that it gets on. Over the default stall of
+# 30 s that is 1.1 KB/s: half of what the slowest mobile networks in use (GPRS) carry.
+INSTALMENT = 32 * 1024
+
 
 class ByteBudget:
     """Bytes held at this moment over all connections of a server, in one direction.
 
     Received bytes are counted when they arrive and given back when a handler takes the message or the call ends.
     Announced bytes are not counted: a peer that fills the budget has to send what it fills it with.
+
+    Those who hold bytes because their peer has not finished are known by name, so that the slowest of them can make
+    room. The slowest is the one whose last instalment, or beginning, is the longest ago. Sizes and averages would be
+    worse measures: a peer that has sent much and then falls silent looks fast for hours, and a phone that sends little
+    looks slow.
     """
 
-    __slots__ = ("held", "limit")
+    __slots__ = ("_unfinished", "held", "limit")
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.held = 0
+        self._unfinished: OrderedDict[Any, int] = OrderedDict()  # holder -> bytes since its last instalment
 
     def __repr__(self) -> str:
         return f"<ByteBudget {self.held} of {self.limit} bytes>"
@@ -29,6 +42,24 @@ class ByteBudget:
     def give(self, size: int) -> None:
         """Gives back bytes taken before."""
         self.held -= size
+
+    def moved(self, holder: Any, size: int) -> None:
+        """`holder` waits for its peer, which has just moved `size` bytes."""
+        moved = self._unfinished.get(holder, 0) + size
+        if moved < INSTALMENT:
+            self._unfinished[holder] = moved
+        else:
+            self._unfinished[holder] = 0
+            self._unfinished.move_to_end(holder)
+
+    def done(self, holder: Any) -> None:
+        """`holder` does not wait for its peer, or is gone."""
+        self._unfinished.pop(holder, None)
+
+    @property
+    def slowest(self) -> Any:
+        """Whose peer has not got on for the longest time; None when nothing is held on account of a peer."""
+        return next(iter(self._unfinished), None)
 
 
 class Patience:

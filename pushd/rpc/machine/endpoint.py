@@ -7,12 +7,14 @@ How much a peer can make this side hold. Every stream has a small receive window
 messages. A longer message is granted its whole missing length at once when its prefix has arrived, provided that all
 windows and all held bytes of the connection stay below `connection_receive_bytes`; otherwise the stream waits in line.
 Whoever was granted can therefore always finish, and the line moves. Bytes really held also count against the budget
-over all connections; what does not fit there ends its call. The connection-level window of HTTP/2 bounds nothing here:
-it is refilled as bytes arrive.
+over all connections. When that is full, the message that has been getting on worst makes room, on whatever connection
+it is: a peer that sends a byte now and then could else keep everybody out. The connection-level window of HTTP/2 bounds
+nothing here: it is refilled as bytes arrive.
 
 How much waits to go out. Messages wait in their stream; they are handed to h2 only while less than a quarter of a
 megabyte waits for the socket and the peer's windows are open, one frame a stream in turn. What waits in streams counts
 against a second budget, of which one connection may use half: a peer that asks for much and reads nothing is told so.
+When it is full, the answer that has been taken most slowly makes room.
 """
 
 from __future__ import annotations
@@ -29,7 +31,13 @@ from h2.exceptions import ProtocolError
 from h2.settings import SettingCodes
 
 from pushd.rpc.machine.budget import ByteBudget, Patience
-from pushd.rpc.machine.events import ConnectionFailed, MachineEvent, MessageReceived, MessagesSpoilt
+from pushd.rpc.machine.events import (
+    AnswerDropped,
+    ConnectionFailed,
+    MachineEvent,
+    MessageReceived,
+    MessagesSpoilt,
+)
 from pushd.rpc.machine.framing import PREFIX_BYTES, Fault, FramingError, MessageDecoder, encode_message
 from pushd.rpc.machine.headers import RawHeaders
 from pushd.rpc.machine.http2 import Http2
@@ -80,6 +88,7 @@ class Stream:
 
     __slots__ = (
         "decoder",
+        "endpoint",
         "finished",
         "held",
         "id",
@@ -93,7 +102,8 @@ class Stream:
         "window",
     )
 
-    def __init__(self, stream_id: int, window: int, limit: int) -> None:
+    def __init__(self, endpoint: Endpoint, stream_id: int, window: int, limit: int) -> None:
+        self.endpoint = endpoint
         self.id = stream_id
         self.decoder = MessageDecoder(limit)
         self.window = window  # what the peer may still send
@@ -114,6 +124,8 @@ class Endpoint:
     Call `receive_data` with what the socket gave, act on the events, send `data_to_send`. Every method returns at once;
     after any of them there may be new output. Methods that name a stream which is gone do nothing, because a peer may
     end a stream at any moment.
+
+    What happens to this connection because another one needs room is told to `on_evicted`, and leaves output too.
     """
 
     def __init__(
@@ -156,6 +168,9 @@ class Endpoint:
             h2e.PingAckReceived: self._unpaid_frame,
             h2e.UnknownFrameReceived: self._unpaid_frame,
         }
+        self.on_evicted: Callable[[MachineEvent], None] = lambda event: None
+        self.received = 0  # bytes of messages, over all streams
+        self.sent = 0
         self.handshaken = False  # the peer's first SETTINGS arrived
         self.settings_acknowledged = False
         self.closed = False  # failed: only the last output is worth sending
@@ -212,9 +227,8 @@ class Endpoint:
         if stream is None:
             return
         size = len(payload) + PREFIX_BYTES
-        if not stream.spoilt:  # else everything was given back at once
-            stream.queued -= size
-            self._release(stream, size)
+        stream.queued -= size
+        self._release(stream, size)
         self._touched[stream_id] = stream
         self._settle()
 
@@ -222,6 +236,11 @@ class Endpoint:
         """Bytes of this stream's messages that neither the socket nor the peer's window has taken yet."""
         stream = self._streams.get(stream_id)
         return stream.unsent if stream is not None else 0
+
+    def held_bytes(self, stream_id: int) -> int:
+        """Bytes received on this stream and not yet consumed."""
+        stream = self._streams.get(stream_id)
+        return stream.held if stream is not None else 0
 
     def progress(self, stream_id: int) -> int | None:
         """Bytes ever received on the stream; None when it waits for its turn, which is not the peer's fault."""
@@ -256,7 +275,7 @@ class Endpoint:
     # --- streams
 
     def _open(self, stream_id: int) -> Stream:
-        stream = Stream(stream_id, self._window, self._longest)
+        stream = Stream(self, stream_id, self._window, self._longest)
         self._streams[stream_id] = stream
         self._committed += self._window
         return stream
@@ -270,6 +289,8 @@ class Endpoint:
         self._touched.pop(stream.id, None)
         self._committed -= stream.window + stream.held
         self._budget.give(stream.held)
+        self._budget.done(stream)
+        self._unsent.done(stream)
         stream.held = 0
         self._count_unsent(stream, -stream.unsent)
 
@@ -336,9 +357,10 @@ class Endpoint:
         self._committed -= charged
         if not data and event.stream_ended is None:
             self._spend_patience(events)
+        self.received += len(data)
         if stream.spoilt:
             return
-        if not self._budget.take(len(data)):
+        if not self._take(stream, len(data), events):
             self._spoil(stream, Fault.OVERLOADED, events)
             return
         stream.held += len(data)
@@ -352,14 +374,36 @@ class Endpoint:
         for payload in payloads:
             stream.queued += len(payload) + PREFIX_BYTES
             events.append(MessageReceived(stream.id, payload))
+        if payloads:
+            self._budget.done(stream)
+        if stream.decoder.partial:
+            self._budget.moved(stream, len(data))
         if event.stream_ended is None:
             self._touched[stream.id] = stream
+
+    def _take(self, stream: Stream, size: int, events: list[MachineEvent]) -> bool:
+        """Counts received bytes; False when the budget is full and nobody else is slower."""
+        while not self._budget.take(size):
+            slowest = self._budget.slowest
+            if slowest is None or slowest is stream:
+                return False
+            slowest.endpoint._evict(slowest, events if slowest.endpoint is self else None)
+        return True
+
+    def _evict(self, stream: Stream, events: list[MachineEvent] | None) -> None:
+        """The stream's unfinished message makes room. `events` when they are being gathered for this connection."""
+        happened: list[MachineEvent] = [] if events is None else events
+        self._spoil(stream, Fault.OVERLOADED, happened)
+        if events is None:
+            for event in happened:
+                self.on_evicted(event)
 
     def _spoil(self, stream: Stream, fault: Fault, events: list[MachineEvent]) -> None:
         """Stops reading a stream. What it may still send is bounded by its window and thrown away."""
         stream.spoilt = True
-        self._release(stream, stream.held)
-        stream.queued = 0
+        stream.decoder = MessageDecoder(self._longest)
+        self._release(stream, stream.held - stream.queued)  # whole messages are held by whoever has to consume them
+        self._budget.done(stream)
         self._waiting.pop(stream.id, None)
         events.append(MessagesSpoilt(stream.id, fault))
 
@@ -409,14 +453,27 @@ class Endpoint:
         data = encode_message(payload)
         if not stream.outgoing and len(data) <= self._room(stream):
             self._h2.send_frame(stream.id, data)
+            self.sent += len(data)
             self._earn()
             return True
-        unsent, size = self._unsent, len(data)
-        if self._unsent_here + size > unsent.limit // 2 or unsent.held + size > unsent.limit:
+        size = len(data)
+        if self._unsent_here + size > self._unsent.limit // 2 or not self._make_way(stream, size):
             return False
         self._count_unsent(stream, size)
+        self._unsent.moved(stream, 0)
         stream.outgoing.append(memoryview(data))
         self._blocked[stream.id] = stream
+        return True
+
+    def _make_way(self, stream: Stream, size: int) -> bool:
+        """Whether `size` more bytes may wait, if need be in the place of those taken most slowly."""
+        unsent = self._unsent
+        while unsent.held + size > unsent.limit:
+            slowest = unsent.slowest
+            if slowest is None or slowest is stream:
+                return False
+            slowest.endpoint.reset(slowest.id, ErrorCodes.ENHANCE_YOUR_CALM)
+            slowest.endpoint.on_evicted(AnswerDropped(slowest.id))
         return True
 
     def _count_unsent(self, stream: Stream, size: int) -> None:
@@ -465,10 +522,15 @@ class Endpoint:
         if size <= 0:
             return False
         self._h2.send_frame(stream.id, bytes(data[:size]))
+        self.sent += size
         self._earn()
         self._count_unsent(stream, -size)
         if size == len(data):
             stream.outgoing.popleft()
         else:
             stream.outgoing[0] = data[size:]
+        if stream.outgoing:
+            self._unsent.moved(stream, size)
+        else:
+            self._unsent.done(stream)
         return True

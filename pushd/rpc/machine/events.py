@@ -47,6 +47,13 @@ class CallCancelled:
 
 
 @frozen
+class AnswerDropped:
+    """Server: what waited to be sent on this stream made room for others; the stream is reset."""
+
+    stream_id: int
+
+
+@frozen
 class CallEnded:
     """Client: the call is over.
 
@@ -77,6 +84,7 @@ MachineEvent = (
     | HalfClosed
     | MessagesSpoilt
     | CallCancelled
+    | AnswerDropped
     | CallEnded
     | GoAwayReceived
     | ConnectionFailed
