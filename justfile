@@ -46,7 +46,14 @@ faults *ARGS: setup
 
 # Throw hostile input at everything that reads what others wrote, for an hour (--short: a minute; --minutes N; a target)
 fuzz *ARGS: setup
-    {{bin}}/python -m tests.fuzz {{ARGS}}
+    #!/usr/bin/env bash
+    set -euo pipefail
+    # Atheris takes part where it installs, except in the short run.
+    if [[ " {{ARGS}} " != *" --short "* ]] && ! {{bin}}/python -c 'import atheris' 2>/dev/null; then
+        {{bin}}/python -m pip install --quiet --disable-pip-version-check --no-deps --only-binary :all: \
+            --require-hashes -r tests/fuzz/atheris.txt || echo "going on without Atheris" >&2
+    fi
+    exec {{bin}}/python -m tests.fuzz {{ARGS}}
 
 # Serve a steady load for so many minutes and see that memory, tasks, descriptors and connections stay level
 soak MINUTES="10": setup

@@ -3,194 +3,282 @@
 from __future__ import annotations
 
 import socket
+import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
 import grpc
-from google.protobuf.descriptor import Descriptor, FieldDescriptor
-from google.protobuf.message import Message
-from google.protobuf.message_factory import GetMessageClass
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from google.protobuf.message import DecodeError
 from hypothesis import strategies as st
 
 from pushd.rpc.gen.grpc.health.v1 import health_pb2
+from pushd.rpc.gen.grpc.reflection.v1 import reflection_pb2
+from pushd.rpc.gen.grpc.reflection.v1alpha import reflection_pb2 as reflection_alpha_pb2
 from pushd.rpc.gen.xmtp.backend.v1 import notification_pb2, publish_pb2, query_pb2, subscription_pb2
+from pushd.rpc.machine.encoder import PlainEncoder
+from pushd.rpc.machine.framing import encode_message
+from tests.fuzz.access import OTHER, SIGNER, token
 from tests.fuzz.engine import Target
+from tests.fuzz.inputs import packed, unpacked
+from tests.fuzz.messages import MARKS, messages, tells_private
+from tests.fuzz.peers import PIECES, in_frames, in_pieces
 from tests.fuzz.server import Server, running_server
 from tests.rpc.frames import PREFACE, client_frames, frame
 
 _SERVICE = "/xmtp.backend.v1."
-METHODS: list[tuple[str, Any]] = [
-    ("PublishService/Publish", publish_pb2.PublishRequest),
-    ("QueryService/Query", query_pb2.QueryRequest),
-    ("QueryService/QueryNewest", query_pb2.QueryNewestRequest),
-    ("NotificationService/Register", notification_pb2.RegisterRequest),
-    ("NotificationService/Unregister", notification_pb2.UnregisterRequest),
-    ("NotificationService/UpdateSubscriptions", notification_pb2.UpdateSubscriptionsRequest),
-    ("SubscriptionService/Subscribe", subscription_pb2.SubscribeRequest),
-    ("SubscriptionService/SubscribeStatic", subscription_pb2.SubscribeStaticRequest),
+# Path, request, whether requests come as a stream or the answer does.
+METHODS: list[tuple[str, Any, bool]] = [
+    (f"{_SERVICE}PublishService/Publish", publish_pb2.PublishRequest, False),
+    (f"{_SERVICE}QueryService/Query", query_pb2.QueryRequest, False),
+    (f"{_SERVICE}QueryService/QueryNewest", query_pb2.QueryNewestRequest, False),
+    (f"{_SERVICE}NotificationService/Register", notification_pb2.RegisterRequest, False),
+    (f"{_SERVICE}NotificationService/Unregister", notification_pb2.UnregisterRequest, False),
+    (f"{_SERVICE}NotificationService/UpdateSubscriptions", notification_pb2.UpdateSubscriptionsRequest, False),
+    (f"{_SERVICE}SubscriptionService/Subscribe", subscription_pb2.SubscribeRequest, True),
+    (f"{_SERVICE}SubscriptionService/SubscribeStatic", subscription_pb2.SubscribeStaticRequest, True),
+    ("/grpc.health.v1.Health/Check", health_pb2.HealthCheckRequest, False),
+    ("/grpc.health.v1.Health/Watch", health_pb2.HealthCheckRequest, True),
+    ("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo", reflection_pb2.ServerReflectionRequest, True),
+    (
+        "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
+        reflection_alpha_pb2.ServerReflectionRequest,
+        True,
+    ),
 ]
-_STREAMED = 6  # from here on the answer is a stream
-PROBE_EVERY = 50  # inputs between two calls of a client that behaves
 LISTEN_S = 0.02
+END_S = 0.1  # of silence, where streams should end; a deadline of 20 ms is in most requests
+GREETING = PREFACE + frame(4, 0, 0, b"")
+RAW, TO_THE_END, PIECE_SHIFT, CLEAR = 1, 2, 2, 16  # in the first byte of an input for a socket
+
+
+def head(path: str, **more: str) -> bytes:
+    """The header block of a call."""
+    fields = {":method": "POST", ":scheme": "http", ":path": path, "te": "trailers"}
+    fields |= {"content-type": "application/grpc", "grpc-timeout": "20m", **more}
+    return PlainEncoder().encode([(name.encode(), value.encode()) for name, value in fields.items()])
+
+
+_LEVELS = ("tasks", "descriptors", "connections", "calls", "server_peak_mib")
 
 
 class _Edge(Target):
-    """What both have in common: the server, and a client that behaves."""
+    """What all have in common: the server, and a client that behaves."""
 
-    is_repeatable = False
+    series = 25
+    extra_toml = ""
+    tls = False
+    _server: Server
 
     @contextmanager
     def opened(self) -> Iterator[None]:
-        with running_server() as self._server, grpc.insecure_channel(f"127.0.0.1:{self._server.port}") as self._channel:
-            self._server: Server
-            self._checked = 0
-            self._health = self._channel.unary_unary("/grpc.health.v1.Health/Check")
-            self._probe()
-            yield
+        with running_server(tls=self.tls, extra_toml=self.extra_toml) as self._server:
+            place = f"127.0.0.1:{self._server.port}"
+            if self.tls:
+                trusted = grpc.ssl_channel_credentials((self._server.folder / "ca.pem").read_bytes())
+                opening = grpc.secure_channel(place, trusted)
+            else:
+                opening = grpc.insecure_channel(place)
+            with opening as self._channel:
+                self._health = self._channel.unary_unary("/grpc.health.v1.Health/Check")
+                self._probe()
+                self._level: dict[str, float] = {}
+                self._level = self._allowed(self._server.vitals())
+                yield
 
     def vitals(self) -> dict[str, float]:
+        return {**super().vitals(), **self._server.vitals()}
+
+    def allowed(self, name: str, tried: int) -> float:
+        # A task or a session of the database may be on its way at any one moment; `settle` looks at them for longer.
+        return {"tasks": 6.0, "descriptors": 8.0}.get(name, super().allowed(name, tried))
+
+    def _allowed(self, vitals: dict[str, float]) -> dict[str, float]:
+        return {name: vitals[name] + self.allowed(name, 0) for name in _LEVELS}
+
+    def settle(self) -> None:
+        """What the inputs began has ended, and a neighbour is served whatever they did."""
         self._probe()
-        return {**super().vitals(), **self._server.vitals(connections=1)}
-
-    def allowed(self, name: str) -> float:
-        # A task or a session of the database may be on its way at any one moment.
-        return {"tasks": 4.0, "descriptors": 6.0}.get(name, super().allowed(name))
-
-    def check(self, data: bytes) -> None:
-        self._attack(data)
+        vitals = self._server.settled(self._level)
         self._server.check()
-        self._checked += 1
-        if self._checked % PROBE_EVERY == 0:
-            self._probe()
-
-    def _attack(self, data: bytes) -> None:
-        raise NotImplementedError
+        for name, value in self._level.items():
+            assert vitals[name] <= value, f"{name}: {vitals[name]:g}, with nobody left"
 
     def _probe(self) -> None:
-        """A neighbour is served whatever the others do."""
-        answer = health_pb2.HealthCheckResponse.FromString(self._health(b"", timeout=30))
+        answer = health_pb2.HealthCheckResponse.FromString(self._health(b"", timeout=5))
         assert answer.status == health_pb2.HealthCheckResponse.SERVING
 
 
 class Sockets(_Edge):
-    """Bytes on a fresh connection: HTTP/2 or not."""
+    """Bytes on a fresh connection, HTTP/2 or not.
+
+    First byte: 1 for "without a greeting", 2 for "listens until its calls have ended", then the size of the pieces;
+    16 on a port with TLS for "in clear".
+    """
 
     name = "sockets"
     share = 3.0
+    mutations = 1
 
-    def inputs(self) -> st.SearchStrategy[bytes]:
-        paths = st.sampled_from([f"{_SERVICE}{method}".encode() for method, _ in METHODS])
-        scripts = paths.flatmap(lambda path: st.lists(client_frames(path), max_size=25))
-        return scripts.map(lambda script: PREFACE + frame(4, 0, 0, b"") + b"".join(script))
+    def made(self) -> st.SearchStrategy[bytes]:
+        paths = [path for path, _, _ in METHODS]
+        odd = st.sampled_from(paths).flatmap(lambda path: client_frames(path.encode()))
+        whole = st.sampled_from(range(len(METHODS))).flatmap(
+            lambda number: messages(METHODS[number][1].DESCRIPTOR, 2).map(
+                lambda message: (METHODS[number][0], encode_message(message.SerializeToString()))
+            )
+        )
 
-    def _attack(self, data: bytes) -> None:
+        @st.composite
+        def scripts(draw: st.DrawFn) -> bytes:
+            parts, stream_id = [], 1
+            for _ in range(draw(st.integers(1, 6))):
+                if draw(st.integers(0, 7)) == 7:
+                    parts.append(draw(odd))
+                    continue
+                path, body = draw(whole)
+                cut = draw(st.integers(0, len(body)))
+                parts.append(frame(1, 4, stream_id, head(path)) + frame(0, 0, stream_id, body[:cut]))
+                parts.append(frame(0, draw(st.sampled_from([0, 1, 1])), stream_id, body[cut:]))
+                if not draw(st.integers(0, 3)):
+                    parts.append(frame(3, 0, stream_id, b"\0\0\0\x08"))
+                stream_id += 2
+            return b"".join(parts)
+
+        flags = st.sampled_from([0, 4, 8, 16, 2, 6, 10, 14, 18])
+        return st.builds(lambda flag, script: bytes([flag]) + script, flags, scripts())
+
+    def pieces(self, data: bytes) -> list[bytes]:
+        return [data[:1], *in_frames(data[1:])]
+
+    def check(self, data: bytes) -> str:
         """Send it, then listen until the server hangs up or has answered the PING behind it."""
-        with socket.create_connection(("127.0.0.1", self._server.port), timeout=30) as client:
-            with suppress(OSError):
-                client.sendall(data + frame(6, 0, 0, b"the end!"))
-                client.settimeout(LISTEN_S)
-                heard = b""
-                while b"the end!" not in heard and (piece := client.recv(65_536)):
-                    heard = heard[-64:] + piece
+        flags, sent = (data or b"\0")[0], data[1:] if (data or b"\0")[0] & RAW else GREETING + data[1:]
+        heard = b""
+        with suppress(OSError), self._connected(flags) as client:
+            for piece in in_pieces(sent + frame(6, 0, 0, b"the end!"), PIECES[flags >> PIECE_SHIFT & 3]):
+                client.sendall(piece)
+            client.settimeout(END_S if flags & TO_THE_END else LISTEN_S)
+            while piece := client.recv(65_536):
+                heard += piece
+                if _is_over(heard, _opened(data[1:]) if flags & TO_THE_END else set()):
+                    break
+        self._server.check()
+        kinds = {part[3] for part in in_frames(heard) if len(part) > 8 and part[5:9] != bytes(4)}
+        return "message" if 0 in kinds else "answer" if 1 in kinds else "reset" if 3 in kinds else ""
+
+    @contextmanager
+    def _connected(self, flags: int) -> Iterator[socket.socket]:
+        with socket.create_connection(("127.0.0.1", self._server.port), timeout=5) as client:
+            yield client
+
+
+def _opened(data: bytes) -> set[bytes]:
+    """The streams a client opens, as far as its frames can be told."""
+    return {part[5:9] for part in in_frames(data) if len(part) > 8 and part[3] == 1}
+
+
+def _is_over(heard: bytes, opened: set[bytes]) -> bool:
+    """Whether a server gave up the connection, or has answered the last PING and ended these streams."""
+    parts = in_frames(heard)
+    ended = {part[5:9] for part in parts if len(part) > 8 and (part[3] == 3 or (part[3] < 2 and part[4] & 1))}
+    return any(part[3:4] == b"\7" for part in parts) or (b"the end!" in heard and opened <= ended)
+
+
+class TlsSockets(Sockets):
+    """The same through TLS, or in clear on a port that wants TLS."""
+
+    name = "tls"
+    share = 2.0
+    tls = True
+
+    @contextmanager
+    def _connected(self, flags: int) -> Iterator[socket.socket]:
+        with super()._connected(flags) as client:
+            if flags & CLEAR:
+                yield client
+                return
+            context = ssl.create_default_context(cafile=str(self._server.folder / "ca.pem"))
+            context.set_alpn_protocols(["h2"])
+            with context.wrap_socket(client, server_hostname="127.0.0.1") as secured:
+                yield secured
+
+
+_PEM = SIGNER.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo).decode()
+_AUTH = f'[[auth.keys]]\nkid = "k1"\nalg = "EdDSA"\npublic_key = """\n{_PEM}"""\n'
 
 
 class Calls(_Edge):
-    """Requests to every method. The first byte names the method, the rest is the message.
+    """Requests to every method of a server that asks for tokens.
 
-    No request may be answered as a failure of the server or of its database.
+    The first byte names the method, and above 127 says that the token is missing or bad; then comes the message, or
+    several as `packed` where requests are a stream. No request may be answered as a failure of the server or of its
+    database, and no status may tell a private value.
     """
 
     name = "calls"
     share = 3.0
+    mutations = 2
+    extra_toml = _AUTH
     _never = (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.DATA_LOSS, grpc.StatusCode.UNAVAILABLE)
+    _seen: set[str]
 
-    def inputs(self) -> st.SearchStrategy[bytes]:
-        numbers = st.integers(0, len(METHODS) - 1)
-        return numbers.flatmap(
-            lambda number: messages(METHODS[number][1].DESCRIPTOR).map(
-                lambda message: bytes([number]) + message.SerializeToString()
-            )
+    def made(self) -> st.SearchStrategy[bytes]:
+        def requests(number: int) -> st.SearchStrategy[bytes]:
+            _, kind, is_stream = METHODS[number]
+            bodies = messages(kind.DESCRIPTOR).map(lambda message: message.SerializeToString())
+            return st.lists(bodies, min_size=1, max_size=4).map(packed) if is_stream else bodies
+
+        numbers = st.sampled_from(range(len(METHODS)))
+        flags = st.sampled_from([0] * 8 + [128, 192])
+        return st.builds(
+            lambda call, flag: bytes([call[0] | flag]) + call[1:],
+            numbers.flatmap(lambda number: requests(number).map(lambda body: bytes([number]) + body)),
+            flags,
         )
 
-    def _attack(self, data: bytes) -> None:
-        number = (data[:1] or b"\0")[0] % len(METHODS)
-        path, request = f"{_SERVICE}{METHODS[number][0]}", data[1:]
+    @contextmanager
+    def opened(self) -> Iterator[None]:
+        self._seen = set()
+        fair = {"exp": 2**33}
+        self._tokens = [token(fair), None, token(fair, OTHER)]
+        MARKS[:] = [text.rpartition(".")[2][:12] for text in self._tokens if text]
+        with super().opened():
+            yield
+
+    def check(self, data: bytes) -> str:
+        first = (data or b"\0")[0]
+        path, kind, is_stream = METHODS[(first & 63) % len(METHODS)]
+        bearer = self._tokens[max(0, (first >> 6) - 1)]
+        metadata = [] if bearer is None else [("authorization", f"Bearer {bearer}")]
+        must_refuse = first >= 128 and path.startswith(_SERVICE)
+        requests = unpacked(data[1:]) if is_stream else [data[1:]]
+        # A stream lives on after a good request: look at what it says for a moment.
+        timeout = LISTEN_S if is_stream and not must_refuse else 5
+        code, said = grpc.StatusCode.OK, ""
         try:
-            if number < _STREAMED:
-                self._channel.unary_unary(path)(request, timeout=30)
-            else:
-                # A stream lives on after a good request: look at what it says for a moment.
-                for _ in self._channel.stream_stream(path)(iter([request]), timeout=LISTEN_S):
+            if is_stream:
+                for _ in self._channel.stream_stream(path)(iter(requests), timeout=timeout, metadata=metadata):
                     pass
+            else:
+                self._channel.unary_unary(path)(requests[0], timeout=timeout, metadata=metadata)
         except grpc.RpcError as error:
-            if error.code() in self._never:
-                raise AssertionError(f"{METHODS[number][0]} answered {error.code()} {error.details()}") from None
+            code, said = error.code(), f"{error.details()} {error.trailing_metadata()} {error.initial_metadata()}"
+        assert code not in self._never, f"{path} answered {code} {said}"
+        assert (code is grpc.StatusCode.UNAUTHENTICATED) == must_refuse, f"{path} answered {code} to {first >> 6}"
+        if said not in self._seen:
+            self._seen.add(said)
+            assert not tells_private(said), f"{path} answered {code} {said}"
+        self._server.check()
+        return "" if must_refuse else _depth(kind, requests, code, is_stream)
 
 
-_WORDS = [
-    b"",
-    b"\0" * 17,
-    b"\1" + b"\7" * 32,
-    b"\2" + b"\7" * 32,
-    b"\x11" * 32,
-    b"\x22" * 32,
-    b"k" * 42,
-    bytes(16),
-    bytes(64),
-    b"\0\1\0\2\4grup\0\0\0\0\0\0\0\1\1\0\0\4data",
-]
-_TEXTS = ["", "abcd", "0" * 64, "\0", "é" * 9]
-_TEXTS += ["https://hooks.invalid/", "https://a.invalid:8443/x?y", "https://127.0.0.1/"]
-_UNSIGNED = [0, 1, 2, 100, 2**31 - 1, 2**31, 2**32 - 1]
-_LONG = [*_UNSIGNED, 2**53, 2**63 - 1]
-
-
-def messages(descriptor: Descriptor, depth: int = 4) -> st.SearchStrategy[Message]:
-    """Any message of this type, with values that are nearly right more often than chance would have it."""
-    made = GetMessageClass(descriptor)
-
-    @st.composite
-    def build(draw: st.DrawFn) -> Message:
-        message: Message = made()
-        for field in descriptor.fields:
-            many = draw(st.integers(0, 3)) if field.is_repeated else int(draw(st.booleans()))
-            if field.message_type is not None and depth == 0:
-                continue
-            for _ in range(many):
-                if field.message_type is not None:
-                    value = draw(messages(field.message_type, depth - 1))
-                    target = getattr(message, field.name)
-                    (target.add() if field.is_repeated else target).CopyFrom(value)
-                    continue
-                value = draw(_values(field))
-                if field.is_repeated:
-                    getattr(message, field.name).append(value)
-                else:
-                    setattr(message, field.name, value)
-        return message
-
-    return build()
-
-
-def _values(field: FieldDescriptor) -> st.SearchStrategy[Any]:
-    kind = FieldDescriptor
-    match field.type:
-        case kind.TYPE_BYTES:
-            return st.sampled_from(_WORDS) | st.binary(max_size=50)
-        case kind.TYPE_STRING:
-            return st.sampled_from(_TEXTS) | st.text(max_size=20)
-        case kind.TYPE_BOOL:
-            return st.booleans()
-        case kind.TYPE_INT64 | kind.TYPE_SINT64 | kind.TYPE_SFIXED64:
-            return st.sampled_from([*_LONG, -1, -(2**63)])
-        case kind.TYPE_UINT64 | kind.TYPE_FIXED64:
-            return st.sampled_from([*_LONG, 2**63, 2**64 - 1])
-        case kind.TYPE_INT32 | kind.TYPE_SINT32 | kind.TYPE_SFIXED32:
-            return st.sampled_from([0, 1, 2, -1, 2**31 - 1, -(2**31)])
-        case kind.TYPE_UINT32 | kind.TYPE_FIXED32:
-            return st.sampled_from(_UNSIGNED)
-        case kind.TYPE_ENUM:
-            return st.sampled_from([0, 1, 2, 99])
-        case _:
-            return st.just(0)
+def _depth(kind: Any, requests: list[bytes], code: grpc.StatusCode, is_stream: bool) -> str:
+    try:
+        for request in requests:
+            kind.FromString(request)
+    except DecodeError:
+        return ""
+    fair = (grpc.StatusCode.OK, *([grpc.StatusCode.DEADLINE_EXCEEDED] if is_stream else []))
+    return "served" if code in fair else code.name.lower().replace("_", " ")

@@ -1,28 +1,52 @@
-"""Makes inputs from a corpus, runs a target on them for a while, and watches what stays behind."""
+"""Runs a target on inputs for a while, in a process of its own, and watches what stays behind.
+
+The process is what makes every ending an answer: an input that raises, one that never returns, one that takes the
+memory and one that kills the interpreter all leave the same trace, namely the inputs that lie in memory shared with
+the parent. The parent keeps them and then makes them as few and short as it can.
+"""
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import hashlib
+import itertools
+import json
+import mmap
+import multiprocessing
+import os
+import resource
+import signal
+import tempfile
 import time
 import traceback
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from hypothesis import HealthCheck, Phase, given, seed, settings
+from attrs import frozen
 from hypothesis import strategies as st
 
+from tests.fuzz.inputs import inputs, packed, unpacked
+from tests.fuzz.shorten import shortest
+
 CORPUS = Path(__file__).parent / "corpus"
-BATCH = 100  # inputs between two looks at the clock
-GROWTH_MIB = 48.0  # what a process may keep: hypothesis keeps a little, and freed memory is given back late
-# Numbers that lengths, counts and flags are compared with.
-_EDGES = [0, 1, 0x3F, 0x40, 0x7F, 0x80, 0xFF, 0x100, 0x3FFF, 0x4000, 0x7FFF, 0xFFFF, 2**24 - 1, 2**31 - 1, 2**32 - 1]
+LIMIT_S = 10.0  # for one input; the slowest fair one takes half a second
+RETRY_LIMIT_S = 3.0  # for one that took longer, while it is made shorter
+SHORTEN_S = 90.0
+WARM = 0.15  # of the time, before what is held is first measured
+# What may have come to stay: a little for caches and for freed memory that is given back late, 1 KiB an input at first.
+GROWTH_MIB, GROWTH_OF_INPUTS_MIB = 8.0, 16.0
+PEAK_MIB = 32.0  # what one input, or one series of them, may take for the moment
+SPACE_BYTES = 2**32
+_FORK = multiprocessing.get_context("fork")
+_SHARED_BYTES = 2**23
 
 
 class Found(Exception):
-    """An input broke a promise of its target; the text says which and where it is kept."""
+    """An input broke a promise of its target; the text says which, and where the input is kept."""
 
 
 class Target:
@@ -31,146 +55,237 @@ class Target:
     name = ""
     share = 1.0
     """Its part of the time, beside the others'."""
-    is_repeatable = True
-    """Whether an input alone decides: false where a server remembers what came before."""
+    series = 1
+    """How many inputs may share a guilt: 1 where an input alone decides, more where a server remembers."""
+    mutations = 3
+    """Mutations for each input that was made with a structure."""
 
     @contextmanager
     def opened(self) -> Iterator[None]:
         """Whatever has to run meanwhile."""
+        if self.series == 1:
+            # Everything happens in this process: what takes more than its share gets a MemoryError.
+            resource.setrlimit(resource.RLIMIT_AS, (SPACE_BYTES, SPACE_BYTES))
         yield
 
-    def inputs(self) -> st.SearchStrategy[bytes]:
-        """Further inputs, beside mutations of the corpus."""
+    def made(self) -> st.SearchStrategy[bytes]:
+        """Inputs with a structure."""
         return st.binary(max_size=400)
 
-    def check(self, data: bytes) -> None:
-        """Read `data`; raise anything when a promise is broken."""
+    def check(self, data: bytes) -> str:
+        """Read `data`; raise anything when a promise is broken.
+
+        Returns:
+            How far it got: empty when no further than the first check.
+        """
         raise NotImplementedError
+
+    def settle(self) -> None:
+        """After each series: what it began has ended; raise when a promise is broken."""
+
+    def pieces(self, data: bytes) -> list[bytes]:
+        """An input in the parts that should be left out first when it is made shorter."""
+        return [data]
 
     def vitals(self) -> dict[str, float]:
         """What must not grow, each by a name that ends in its unit; read before and after."""
         gc.collect()
-        return {"rss_mib": rss_mib("self")}
+        return {"rss_mib": memory_mib("self", "VmRSS"), "peak_mib": memory_mib("self", "VmHWM")}
 
-    def allowed(self, name: str) -> float:
-        """How much the vital `name` may have grown by the end."""
-        return GROWTH_MIB if name.endswith("rss_mib") else 0.0
+    def allowed(self, name: str, tried: int) -> float:
+        """How much the vital `name` may have grown after so many inputs."""
+        if name.endswith("peak_mib"):
+            return PEAK_MIB
+        return GROWTH_MIB + min(tried / 1_024, GROWTH_OF_INPUTS_MIB) if name.endswith("rss_mib") else 0.0
 
-    def corpus(self) -> list[bytes]:
-        """The committed inputs, those found to be bad once among them."""
-        return [path.read_bytes() for path in sorted((CORPUS / self.name).iterdir())]
+    def seeds(self) -> list[bytes]:
+        """The committed inputs that others are made of. Found ones are no part, so a seed means the same for ever."""
+        return [path.read_bytes() for path in sorted((CORPUS / self.name).iterdir()) if not _is_found(path)]
+
+    def found(self) -> list[list[bytes]]:
+        """The series that were found to be bad once."""
+        paths = [path for path in sorted((CORPUS / self.name).iterdir()) if _is_found(path)]
+        return [unpacked(path.read_bytes()) if self.series > 1 else [path.read_bytes()] for path in paths]
+
+    def run(self, series: list[bytes], limit_s: float) -> list[str]:
+        """Check inputs one after the other; how far each got."""
+        reached = []
+        for data in series:
+            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+            signal.setitimer(signal.ITIMER_REAL, limit_s)
+            try:
+                reached.append(self.check(data))
+            finally:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            taken = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak) / 1_024
+            assert taken < PEAK_MIB, f"one input took {taken:.0f} MiB"
+        self.settle()
+        return reached
 
 
-def rss_mib(pid: int | str) -> float:
-    """Resident memory of a process."""
+@frozen
+class Failure:
+    kind: str
+    """The same for two failures that are one and the same."""
+    text: str
+
+
+def _is_found(path: Path) -> bool:
+    return path.name.startswith("found-")
+
+
+def memory_mib(pid: int | str, field: str) -> float:
+    """A figure of /proc/PID/status."""
     text = Path(f"/proc/{pid}/status").read_text()
-    return round(int(text.split("VmRSS:")[1].split()[0]) / 1_024, 1)
+    return round(int(text.split(f"{field}:")[1].split()[0]) / 1_024, 1)
 
 
-@st.composite
-def mutated(draw: st.DrawFn, corpus: list[bytes]) -> bytes:
-    """One of the corpus with a few mutations that keep most of it as it was."""
-    data = draw(st.sampled_from(corpus))
-    for _ in range(draw(st.integers(0, 4))):
-        start = draw(st.integers(0, len(data)))
-        end = min(len(data), start + draw(st.integers(0, 12)))
-        match draw(st.integers(0, 6)):
-            case 0:  # cut
-                data = data[:start]
-            case 1:  # take out
-                data = data[:start] + data[end:]
-            case 2:  # put in
-                data = data[:start] + draw(st.binary(max_size=12)) + data[start:]
-            case 3:  # overwrite by a telling number
-                width = draw(st.sampled_from([1, 2, 3, 4, 8]))
-                number = draw(st.sampled_from(_EDGES)) % 256**width
-                data = data[:start] + number.to_bytes(width, "big") + data[start + width :]
-            case 4:  # flip a bit
-                if start < len(data):
-                    flipped = data[start] ^ (1 << draw(st.integers(0, 7)))
-                    data = data[:start] + bytes([flipped]) + data[start + 1 :]
-            case 5:  # repeat
-                data = data[:end] + data[start:end] * draw(st.sampled_from([1, 2, 50])) + data[end:]
-            case _:  # splice
-                other = draw(st.sampled_from(corpus))
-                data = data[:start] + other[draw(st.integers(0, len(other))) :]
-    return data
-
-
-def fuzz(target: Target, first_seed: int, seconds: float) -> dict[str, Any]:
-    """Run a target for so long; what it came to.
+def fuzz(target: Target, number: int, seconds: float) -> dict[str, Any]:
+    """Run a target for so long on the inputs of the seed `number`; what it came to.
 
     Raises:
         Found: a promise was broken.
     """
-    corpus = target.corpus()
-    strategy = st.one_of(mutated(corpus), mutated(corpus), target.inputs())
-    inputs = 0
-    with target.opened():
-        for data in corpus * 2:  # twice, so that what is made at first use is there when we begin to watch
-            target.check(data)
-        _batch(target, strategy, first_seed)
-        before = target.vitals()
-        began = time.monotonic()
-        number = first_seed + 1
-        while time.monotonic() - began < seconds:
-            inputs += _batch(target, strategy, number)
-            number += 1
-        after = target.vitals()
-    for name, value in after.items():
-        if value > before[name] + target.allowed(name):
-            raise Found(f"{name} grew from {before[name]:g} to {value:g} in {inputs} inputs")
-    return {"inputs": inputs, "seconds": round(time.monotonic() - began, 1), "before": before, "after": after}
+    shared = mmap.mmap(-1, _SHARED_BYTES)
+    result = _in_child(lambda: _work(target, number, seconds, shared))
+    if not isinstance(result, Failure):
+        assert isinstance(result, dict)
+        return result
+    tried, size = (int.from_bytes(shared.read(8), "big") for _ in range(2))
+    series = unpacked(shared.read(size))
+    raise Found(f"seed {number}, after {tried} inputs: {kept(target, series, result)}")
 
 
-def _batch(target: Target, strategy: st.SearchStrategy[bytes], number: int) -> int:
-    """BATCH inputs; how many were tried."""
+def _work(target: Target, number: int, seconds: float, shared: mmap.mmap) -> dict[str, Any]:
     tried = 0
-    smallest = b""
+    slowest_s = 0.0
+    reached: Counter[str] = Counter()
 
-    @seed(number)
-    @settings(
-        max_examples=BATCH,
-        deadline=None,
-        database=None,
-        phases=[Phase.generate, Phase.shrink],
-        suppress_health_check=list(HealthCheck),
-    )
-    @given(strategy)
-    def run(data: bytes) -> None:
-        nonlocal tried, smallest
-        tried += 1
-        smallest = data
-        target.check(data)
+    def run(series: list[bytes]) -> None:
+        nonlocal tried, slowest_s
+        text = packed(series)
+        shared[: 16 + len(text)] = tried.to_bytes(8, "big") + len(text).to_bytes(8, "big") + text
+        began = time.perf_counter()
+        reached.update(target.run(series, LIMIT_S))
+        tried += len(series)
+        slowest_s = max(slowest_s, (time.perf_counter() - began) / len(series))
 
-    try:
-        run()
-    except BaseException as error:
-        if isinstance(error, KeyboardInterrupt):
-            raise
-        place = keep(target, _shortened(target, smallest) if target.is_repeatable else smallest)
-        raise Found(f"seed {number}, input kept as {place}\n{''.join(traceback.format_exception(error))}") from error
-    return tried
+    source = inputs(target.seeds(), target.made(), number, target.mutations)
+    with target.opened():
+        for found in target.found():
+            run(found)
+        for series in _in_series(target.seeds(), target.series):
+            run(series)
+        began = time.monotonic()
+        while time.monotonic() - began < seconds * WARM:
+            run(list(itertools.islice(source, target.series)))
+        before, warm = target.vitals(), tried
+        reached.clear()
+        run(list(itertools.islice(source, target.series)))  # at least, however busy the machine is
+        while time.monotonic() - began < seconds:
+            run(list(itertools.islice(source, target.series)))
+        shared[8:16] = bytes(8)  # what has grown has no one input
+        after = target.vitals()
+        spent_s = time.monotonic() - began
+    for name, value in after.items():
+        grown = value - before[name]
+        assert grown <= target.allowed(name, tried - warm), f"{name}: {before[name]:g} to {value:g}, {tried} inputs"
+    past = max(1, sum(reached.values()))
+    return {
+        "inputs": tried,
+        "seconds": round(spent_s, 1),
+        "past_first_check": round(1 - reached.pop("", 0) / past, 3),
+        "reached": {name: round(count / past, 3) for name, count in reached.most_common()},
+        "slowest_ms": round(slowest_s * 1_000, 1),
+        "before": before,
+        "after": after,
+    }
 
 
-def _shortened(target: Target, data: bytes) -> bytes:
-    """The input without whatever can be left out; hypothesis shrinks the choices that made it, not its bytes."""
-    size = len(data)
-    while size:
-        size //= 2
-        start = 0
-        while start < len(data) and size:
-            shorter = data[:start] + data[start + size :]
-            try:
-                target.check(shorter)
-                start += size
-            except BaseException:
-                data = shorter
-    return data
+def _in_series(data: list[bytes], size: int) -> list[list[bytes]]:
+    return [data[start : start + size] for start in range(0, len(data), size)]
 
 
-def keep(target: Target, data: bytes) -> str:
-    """Put an input into the corpus; its place, from the root of the repository."""
+def kept(target: Target, series: list[bytes], failure: Failure) -> str:
+    """Keep what broke a promise, first as it was and then as short as it can be; where, and what happened."""
+    if not series:
+        return failure.text
+    if series in target.found() or (target.series == 1 and series[0] in target.seeds()):
+        return f"an input of the corpus\n{failure.text}"
+    path = keep(target, series)
+
+    def fails(shorter: list[bytes]) -> bool:
+        again = attempt(target, shorter)
+        return again is not None and again.kind == failure.kind
+
+    if not fails(series):
+        return f"kept as {_place(path)}, yet it does not happen again on a fresh start\n{failure.text}"
+    short = shortest(series, target.pieces, fails, time.monotonic() + SHORTEN_S)
+    path.unlink()
+    return f"kept as {_place(keep(target, short))}\n{failure.text}"
+
+
+def attempt(target: Target, series: list[bytes]) -> Failure | None:
+    """A series on a fresh start, in a process of its own; what went wrong."""
+
+    def work() -> None:
+        with target.opened():
+            target.run(series, RETRY_LIMIT_S if target.series == 1 else LIMIT_S)
+
+    result = _in_child(work)
+    return result if isinstance(result, Failure) else None
+
+
+def keep(target: Target, series: list[bytes]) -> Path:
+    """Put inputs into the corpus."""
+    data = packed(series) if target.series > 1 else series[0]
     path = CORPUS / target.name / f"found-{hashlib.sha256(data).hexdigest()[:12]}"
     path.write_bytes(data)
+    return path
+
+
+def _place(path: Path) -> str:
     return str(path.relative_to(CORPUS.parents[2]))
+
+
+def _in_child(work: Callable[[], Any]) -> Any:
+    """What `work` returns in a process of its own, or the Failure it ended by."""
+    receiver, sender = _FORK.Pipe(duplex=False)
+    with tempfile.TemporaryFile() as trace:
+        process = _FORK.Process(target=_child, args=(work, sender, trace.fileno()))
+        process.start()
+        sender.close()
+        try:
+            kind, text = receiver.recv()
+        except EOFError:
+            kind, text = "", ""
+        finally:
+            process.join()
+        if kind:
+            return Failure(kind, text)
+        if text:
+            return json.loads(text)
+        trace.seek(0)
+        code = process.exitcode or 0
+        how = signal.Signals(-code).name if code < 0 else f"code {code}"
+        return Failure(how, f"ended by {how}\n{trace.read().decode(errors='replace')}")
+
+
+def _child(work: Callable[[], Any], sender: Any, trace: int) -> None:
+    # An input that runs out of time ends the process, whatever it is doing, and shows where; so does a crash.
+    faulthandler.enable(trace)
+    faulthandler.register(signal.SIGALRM, trace, all_threads=False, chain=True)
+    try:
+        sender.send(("", json.dumps(work())))
+    except KeyboardInterrupt:
+        os._exit(1)
+    except BaseException as error:
+        sender.send((_kind(error), "".join(traceback.format_exception(error))))
+
+
+def _kind(error: BaseException) -> str:
+    """The type of an exception and the line it comes from, which stay the same while its input gets shorter."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"{type(error).__name__} {frames[-1].filename}:{frames[-1].lineno}"

@@ -1,22 +1,25 @@
-"""Writes the inputs the corpora begin with: `python -m tests.fuzz.seeds`. Files named `found-…` are left alone."""
+"""Writes the inputs the corpora begin with: `python -m tests.fuzz.seeds`.
+
+It leaves others alone: `found-…` broke a promise once, `guided-…` were grown by Atheris and reach further than chance.
+"""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
-from pushd.rpc.gen.grpc.health.v1 import health_pb2
-from pushd.rpc.machine.encoder import PlainEncoder
 from pushd.rpc.machine.framing import encode_message
 from tests.channels.http2_peer import DATA, GOAWAY, HEADERS, PING, RST_STREAM
-from tests.fuzz.edge import METHODS
+from tests.fuzz.access import FAIR, OTHER, token
+from tests.fuzz.access import jwks as key_set
+from tests.fuzz.edge import METHODS, head
 from tests.fuzz.engine import CORPUS
+from tests.fuzz.inputs import packed
+from tests.fuzz.messages import GROUP, HOST, ID, KEY, PATH, SECRET, TOKEN, TOKEN_BYTES, TOPIC
+from tests.fuzz.pure import FCM_ERROR, QUOTA
 from tests.rpc.frames import PREFACE, frame
 from tests.support import envelopes
-
-FCM_ERROR = "type.googleapis.com/google.firebase.fcm.v1.FcmError"
-QUOTA = "type.googleapis.com/google.rpc.QuotaFailure"
-ID, SECRET, TOPIC, KEY = b"\x11" * 32, b"\x22" * 32, b"\0" + bytes(range(16)), b"k" * 42
 
 
 def mls() -> dict[str, bytes]:
@@ -52,6 +55,8 @@ def urls() -> dict[str, bytes]:
         "tab": "https://exa\tmple.com/",
         "idn": "https://xn--bcher-kva.example./",
         "zone": "https://[fe80::1%25eth0]/",
+        "public": "https://8.8.8.8/x",
+        "public-v6": "https://[2001:4860:4860::8888]/",
     }
     return {name: text.encode() for name, text in texts.items()}
 
@@ -75,6 +80,29 @@ def answers() -> dict[str, bytes]:
     return made | {f"retry-{name}": b"\x01\xf7" + text.encode() for name, text in texts.items()}
 
 
+def tokens() -> dict[str, bytes]:
+    texts = {
+        "fair": token(FAIR),
+        "lists": token(FAIR | {"aud": ["x", "pushd"], "scope": ["b", "a"], "nbf": 1}),
+        "late": token(FAIR | {"exp": 1}),
+        "no-scope": token(FAIR | {"scope": "b"}),
+        "third-key": token(FAIR, OTHER, kid="k3"),
+        "stranger": token(FAIR, OTHER),
+        "none": token(FAIR, alg="none"),
+        "other-algorithm": token(FAIR, alg="ES256", kid="k2"),
+    }
+    return {name: f"Bearer {text}".encode() for name, text in texts.items()} | {"two": b"Bearer a.b.c,Bearer a.b.c"}
+
+
+def jwks() -> dict[str, bytes]:
+    keys = key_set()
+    made = {f"one-{key['kty'].lower()}-{key['alg'].lower()}": {"keys": [key]} for key in keys}
+    made |= {"all": {"keys": keys}, "private": {"keys": [keys[0] | {"d": keys[0]["x"]}]}, "none": {"keys": []}}
+    made["short-rsa"] = {"keys": [keys[3] | {"n": keys[3]["n"][:170]}]}
+    made["others"] = {"keys": [keys[1] | {"use": "enc"}, keys[1] | {"crv": "P-384"}, {"kty": "oct", "k": "AA"}]}
+    return {name: json.dumps(document).encode() for name, document in made.items()}
+
+
 def config() -> dict[str, bytes]:
     return {
         "small": b'[server]\nlisten = "127.0.0.1:0"\n[push.http]\n',
@@ -84,6 +112,8 @@ def config() -> dict[str, bytes]:
         "variable": b'[push]\nmax_attempts = 10\n[push.fcm]\nservice_account = "env:PUSHD_KEY"\n',
         "lists": b'[push.http]\nallowed_domains = ["hooks.example.com", "*.example.org"]\n'
         b"allow_private_addresses = true\n",
+        "full": b'[server]\nlisten = "[::1]:0"\nlog_level = "debug"\n[limits]\nmax_query_limit = 5\n[retention]\n'
+        b'welcome_seconds = 60\n[push]\nmax_attempts = 2\n[telemetry]\nmetrics_listen = ""\n',
         "auth": b'[[auth.keys]]\nkid = "1"\nalg = "ES256"\npublic_key = """\n-----BEGIN PUBLIC KEY-----\n"""\n'
         b'[auth]\nrequired_scopes = ["a b"]\n',
         "dotted": b"[" + b".".join([b"a"] * 1_500) + b"]",
@@ -94,7 +124,7 @@ def config() -> dict[str, bytes]:
 
 def http2() -> dict[str, bytes]:
     status, not_found = b"\x88", b"\x8d"  # :status 200 and 404 of HPACK's static table
-    return {
+    made = {
         "answer": frame(HEADERS, 5, 1, status),
         "answers": b"".join(frame(HEADERS, 4, n, not_found) + frame(DATA, 1, n, b'{"reason":"x"}') for n in (1, 3, 5)),
         "informational": frame(HEADERS, 4, 1, b"\x08\x03100") + frame(HEADERS, 5, 1, status),
@@ -104,8 +134,11 @@ def http2() -> dict[str, bytes]:
         "settings": frame(4, 0, 0, b"\0\3\0\0\0\1\0\4\0\0\0\0\0\5\0\0\x40\0") + frame(PING, 0, 0, bytes(8)),
         "window": frame(8, 0, 0, b"\x7f\xff\xff\xff") + frame(8, 0, 1, b"\0\0\0\1"),
         "table": frame(HEADERS, 4, 1, b"\x3f\xe1\x1f" + status + b"\x40\1a\1b") + frame(DATA, 9, 1, b"\3abc\0\0\0"),
+        "long": frame(HEADERS, 4, 1, not_found) + b"".join(frame(DATA, 0, 1, b"x" * 16_384) for _ in range(2)),
         "push": frame(5, 4, 1, b"\0\0\0\2" + b"\x82"),
     }
+    early = {"before": b"\1" + made["answer"], "settings-before": b"\1" + made["settings"] + made["answer"]}
+    return {name: bytes([number % 4 << 1]) + data for number, (name, data) in enumerate(made.items())} | early
 
 
 def webhooks() -> dict[str, bytes]:
@@ -122,60 +155,111 @@ def webhooks() -> dict[str, bytes]:
         "not-http": b"SSH-2.0-OpenSSH_9.6\r\n",
         "no-end": b"HTTP/1.1 200 OK\r\nX: " + b"x" * 200,
     }
-    return {name: b"\6" + answer for name, answer in made.items()} | {"endless": b"\7" + made["interim"][:25]}
-
-
-def requests() -> list[bytes]:
-    """A fair request of each method, in the order of METHODS."""
-    first = {
-        "PublishRequest": {"envelopes": [envelopes.group_envelope(body=b"sealed")]},
-        "QueryRequest": {"queries": [{"topic": {"topic": TOPIC}, "cursor": {"sequence_id": 0}}], "limit": 10},
-        "QueryNewestRequest": {"topics": [{"topic": TOPIC}], "include_full_envelope": True},
-        "RegisterRequest": {"recipient_id": ID, "recipient_secret": SECRET, "apns": {"token": "ab" * 32}},
-        "UnregisterRequest": {"recipient_id": ID, "recipient_secret": SECRET},
-        "UpdateSubscriptionsRequest": {
-            "recipient_id": ID,
-            "recipient_secret": SECRET,
-            "adds": [{"topic": TOPIC, "hmac_epoch_base": 600, "hmac_keys": [KEY, KEY]}],
-            "removes": [b"\1" + bytes(32)],
-        },
-        "SubscribeRequest": {"update": {"id": 1, "adds": [{"topic": {"topic": TOPIC}, "cursor": {}}]}},
-        "SubscribeStaticRequest": {"topics": [{"topic": {"topic": TOPIC}, "cursor": {"sequence_id": 1}}]},
+    alone = {name: b"\0" + packed([answer]) for name, answer in made.items()}
+    smuggled = b"HTTP/1.1 200 OK\r\nContent-Length: 40\r\n\r\nHTTP/1.1 204 No Content\r\n\r\n" + b"x" * 13
+    return alone | {
+        "endless": b"\1" + packed([made["interim"][:25]]),
+        "slow": b"\6" + packed([made["chunked"]]),
+        "three": b"\0" + packed([made["body"], made["chunked"], made["no-content"]]),
+        "together": b"\0" + packed([made["body"] + made["no-content"]]),
+        "in-a-body": b"\4" + packed([smuggled, made["body"]]),
+        "half-a-body": b"\0" + packed([smuggled[:50], smuggled[50:]]),
     }
-    return [kind(**first[kind.DESCRIPTOR.name]).SerializeToString() for _, kind in METHODS]
+
+
+def operators() -> dict[str, bytes]:
+    tail = b" HTTP/1.1\r\nHost: x\r\n\r\n"
+    made = {
+        "page": b"GET /healthz" + tail,
+        "head": b"HEAD /healthz" + tail,
+        "query": b"GET /healthz?verbose" + tail,
+        "nothing": b"GET /nothing" + tail,
+        "method": b"POST /healthz HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\nok",
+        "no-host": b"GET /healthz HTTP/1.1\r\n\r\n",
+        "old": b"GET /healthz HTTP/1.0\r\n\r\n",
+        "unfinished": b"GET /" + b"x" * 20_000,
+        "tls": b"\x16\x03\x01\0\x05\1\0\0\1\3",
+        "twice": b"GET /healthz" + tail + b"GET /nothing" + tail,
+    }
+    return {name: b"\0" + data for name, data in made.items()} | {"slow": b"\6" + made["page"], "gone": b"\1GET"}
+
+
+def requests() -> dict[str, bytes]:
+    """A fair request of each method."""
+    topic = {"topic": TOPIC}
+    reflection = [{"list_services": ""}, {"file_containing_symbol": "xmtp.backend.v1.QueryService"}]
+    first: dict[str, list[dict[str, Any]]] = {
+        "PublishRequest": [{"envelopes": [envelopes.group_envelope(GROUP, body=b"sealed")]}],
+        "QueryRequest": [{"queries": [{"topic": topic, "cursor": {"sequence_id": 0}}], "limit": 10}],
+        "QueryNewestRequest": [{"topics": [topic], "include_full_envelope": True}],
+        "RegisterRequest": [{"recipient_id": ID, "recipient_secret": SECRET, "apns": {"token": TOKEN_BYTES.hex()}}],
+        "UnregisterRequest": [{"recipient_id": ID, "recipient_secret": SECRET}],
+        "UpdateSubscriptionsRequest": [
+            {
+                "recipient_id": ID,
+                "recipient_secret": SECRET,
+                "adds": [{"topic": TOPIC, "hmac_epoch_base": 600, "hmac_keys": [KEY, KEY]}],
+                "removes": [b"\1" + ID],
+            }
+        ],
+        "SubscribeRequest": [
+            {"update": {"id": 1, "adds": [{"topic": topic, "cursor": {}}]}},
+            {"update": {"id": 2, "removes": [topic]}},
+        ],
+        "SubscribeStaticRequest": [{"topics": [{"topic": topic, "cursor": {"sequence_id": 1}}]}],
+        "HealthCheckRequest": [{"service": "xmtp.backend.v1.QueryService"}],
+        "ServerReflectionRequest": reflection,
+    }
+    made = {}
+    for path, kind, is_stream in METHODS:
+        bodies = [kind(**fields).SerializeToString() for fields in first[kind.DESCRIPTOR.name]]
+        made[path] = packed(bodies) if is_stream else bodies[0]
+    return made
 
 
 def calls() -> dict[str, bytes]:
-    names = [path.rpartition("/")[2].lower() for path, _ in METHODS]
-    made = {name: bytes([number]) + body for number, (name, body) in enumerate(zip(names, requests(), strict=True))}
+    made = {_short(path): bytes([number]) + body for number, (path, body) in enumerate(requests().items())}
     kind = METHODS[3][1]
-    hook = {"url": "https://hooks.invalid:8443/x", "signing_key": bytes(32)}
-    made["register-http"] = b"\3" + kind(recipient_id=ID, recipient_secret=SECRET, http=hook).SerializeToString()
-    made["register-fcm"] = (
-        b"\3" + kind(recipient_id=ID, recipient_secret=SECRET, fcm={"token": "t"}).SerializeToString()
-    )
-    return made
+    hook = {"url": f"https://{HOST}:8443/{PATH}", "signing_key": KEY[:32]}
+    for name, channel in (("http", hook), ("fcm", {"token": TOKEN})):
+        register = kind(recipient_id=ID, recipient_secret=SECRET, **{name: channel})
+        made[f"register-{name}"] = b"\3" + register.SerializeToString()
+    return made | {"no-token": b"\x80", "bad-token": b"\xc1"}
 
 
 def sockets() -> dict[str, bytes]:
     greeting = PREFACE + frame(4, 0, 0, b"")
-    made = {"greeting": greeting, "http1": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", "tls": b"\x16\x03\x01\0\x05\1\0\0\1\3"}
-    bodies = [(f"/xmtp.backend.v1.{path}", body) for (path, _), body in zip(METHODS, requests(), strict=True)]
-    bodies.append(("/grpc.health.v1.Health/Watch", health_pb2.HealthCheckRequest().SerializeToString()))
-    for path, body in bodies:
-        headers = [(b":method", b"POST"), (b":scheme", b"http"), (b":path", path.encode()), (b"te", b"trailers")]
-        headers += [(b"content-type", b"application/grpc"), (b"grpc-timeout", b"50m")]
-        call = frame(HEADERS, 4, 1, PlainEncoder().encode(headers)) + frame(DATA, 1, 1, encode_message(body))
-        made[path.rpartition("/")[2].lower()] = greeting + call
-    made["rapid-reset"] = greeting + b"".join(
+    made = {"nothing": b"\2", "http1": b"\1GET / HTTP/1.1\r\nHost: x\r\n\r\n", "tls": b"\1\x16\x03\x01\0\x05\1\0\0\1\3"}
+    made["greeting"] = b"\1" + greeting
+    for path, body in requests().items():
+        made[_short(path)] = b"\2" + frame(HEADERS, 4, 1, head(path)) + frame(DATA, 1, 1, encode_message(body))
+    made["rapid-reset"] = b"\0" + b"".join(
         frame(HEADERS, 4, n, b"\x83\x86\x44\x02/x") + frame(RST_STREAM, 0, n, b"\0\0\0\x08") for n in range(1, 41, 2)
     )
-    made["continuations"] = greeting + frame(HEADERS, 0, 1, b"\x83") + frame(9, 0, 1, b"\x86") * 20
+    path = METHODS[1][0]
+    made["query-reset"] = b"\2" + b"".join(
+        frame(HEADERS, 4, n, head(path))
+        + frame(DATA, 1, n, encode_message(requests()[path]))
+        + frame(RST_STREAM, 0, n, bytes(4))
+        for n in (1, 3, 5)
+    )
+    made["continuations"] = b"\0" + frame(HEADERS, 0, 1, b"\x83") + frame(9, 0, 1, b"\x86") * 20
+    made["settings"] = b"\2" + frame(4, 0, 0, b"\0\4\0\0\0\0") + made["query"][1:] + frame(8, 0, 1, b"\0\0\0\1") * 9
     return made
 
 
+def tls() -> dict[str, bytes]:
+    made = sockets()
+    return made | {f"clear-{name}": bytes([made[name][0] | 16]) + made[name][1:] for name in ("query", "http1", "tls")}
+
+
+def _short(path: str) -> str:
+    service, _, method = path.rpartition("/")
+    return f"{method}-alpha".lower() if "alpha" in service else method.lower()
+
+
 def main() -> None:
-    for make in (mls, urls, answers, config, http2, webhooks, calls, sockets):
+    for make in (mls, urls, answers, tokens, jwks, config, http2, webhooks, operators, sockets, tls, calls):
         folder = CORPUS / make.__name__
         folder.mkdir(parents=True, exist_ok=True)
         for name, data in make().items():
