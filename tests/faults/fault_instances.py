@@ -17,7 +17,7 @@ PERMITS = IN_FLIGHT_PER_CHANNEL * len(Channel)
 NEVER_MS = 60_000
 # Retries are sent after all first attempts. So one drain ends with retries, which must not be given up, and the next
 # one with first attempts, whose mark must be written at the very end.
-REFUSALS_BY_TURN = (20, 0)
+REFUSALS_BY_TURN = (200, 0)
 
 
 async def saturate(world: World, rows: int = 300) -> int:
