@@ -283,7 +283,9 @@ def _judge_sessions(rest: Rest) -> list[str]:
 
 def judge_memory(rests: Sequence[Rest]) -> list[str]:
     """What has grown since the second rest; the first one is before lazy things were all made."""
-    found = []
+    found: list[str] = []
+    if len(rests) < 3:
+        return found
     for number, (before, after) in enumerate(zip(rests[1].instances, rests[-1].instances, strict=True), 1):
         who = f"instance {number}"
         if after.blocks > before.blocks + SPARE_BLOCKS:
@@ -599,7 +601,13 @@ async def soak(fakes: Fakes, folder: Path, minutes: float) -> dict[str, object]:
     retained = 0.0
     with running_db(folder / "db") as db:
         async with open_world(
-            db, fakes, folder, instances=2, environ=environ, database={"max_connections": MAX_SESSIONS}
+            db,
+            fakes,
+            folder,
+            instances=2,
+            environ=environ,
+            within_s=600 + 180 * minutes,
+            database={"max_connections": MAX_SESSIONS},
         ) as world:
             run = Soak(world, folder / "inside")
             await world.holder()
@@ -612,6 +620,8 @@ async def soak(fakes: Fakes, folder: Path, minutes: float) -> dict[str, object]:
                 done.update(work.totals)
                 retained = max(retained, work.retained)
                 print(_line(work, rests[-1]), file=sys.stderr, flush=True)
+                if found:
+                    break  # it would be no better after the next one
             found += judge_levels(rests) + judge_memory(rests) + await run.totals()
             world.check_logs()
             if len(world.cursors) != 1:

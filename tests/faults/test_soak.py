@@ -62,6 +62,10 @@ def test_what_is_made_during_the_first_load_is_no_leak() -> None:
     assert judge(rests(lazy)) == []
 
 
+def test_a_run_that_ended_early_is_judged_by_what_there_is() -> None:
+    assert judge(rests()[:1]) == []
+
+
 @pytest.mark.parametrize("of", [0, 1], ids=["holder", "other"])
 @pytest.mark.parametrize(
     ("name", "a_load"),
