@@ -123,8 +123,27 @@ def test_sessions_are_known_by_what_they_are_for(sessions: dict[str, int], word:
 
 def test_connections_that_stay_at_a_provider_are_found() -> None:
     series = rests()
-    series[-1] = evolve(series[-1], providers={**PROVIDERS, "http": 1.0})
-    assert judge(series) == ["connections to http at rest went from 0 to 1"]
+    series[-1] = evolve(series[-1], providers={**PROVIDERS, "apns": 2.0})
+    assert judge(series) == ["2 connections to apns at rest instead of 1"]
+
+
+def test_connections_to_webhooks_are_not_kept_from_the_start() -> None:
+    series = [evolve(rest, providers={**PROVIDERS, "http": 9.0}) for rest in rests()]
+    assert judge(series) == ["9 connections to http at rest instead of 0"]
+
+
+def test_the_first_rest_is_when_nothing_moves_and_later_ones_when_all_is_as_then() -> None:
+    busy = Rest([HOLDER, OTHER], {**PROVIDERS, "http": 2.0})
+    still = Rest([HOLDER, OTHER], PROVIDERS)
+    other = Rest([evolve(HOLDER, tasks=36), OTHER], PROVIDERS)
+    assert not soak._is_level([], None)
+    assert not soak._is_level([busy] * 4, None)
+    assert not soak._is_level([still] * 3, None)
+    assert not soak._is_level([still, still, other, still], None)
+    assert soak._is_level([busy, *[still] * 4], None)
+    assert not soak._is_level([], still)
+    assert not soak._is_level([still, other], still)
+    assert soak._is_level([other, still], still)
 
 
 # The account
