@@ -243,14 +243,17 @@ def test_every_dead_token_is_counted_once() -> None:
 _ASKED = """
 import os, signal, time
 from pushd.ops.history import History
+from pushd.rpc.machine.http2 import Http2
 from pushd.store.dispatch_pages import PageReader
-history, reader = History(None), PageReader(None)
+history, reader, connection = History(None), PageReader(None), Http2.__new__(Http2)
+connection._closed_streams = {}
 kept = []
 while line := input():
     if line == "leak":
         kept += [f"{number} of some length" for number in range(5_000)]
     if line == "fill":
         reader._configs.update((number, str(number)) for number in range(5_000))
+        connection._closed_streams.update((1_000 + number, str(number)) for number in range(4_000))
         for number in range(80):
             history.add([str(each) for each in range(200)])
     os.kill(os.getpid(), signal.SIGUSR1)
