@@ -21,6 +21,7 @@ from pushd.rpc.machine import (
     MessagesSpoilt,
     ServerMachine,
 )
+from pushd.rpc.rounds import PIECE_BYTES, Rounds
 from pushd.rpc.settings import RpcSettings
 from pushd.rpc.wire import Wire
 from pushd.telemetry import Event, get_logger
@@ -39,6 +40,7 @@ class ServerConnection:
     Args:
         stream: the accepted stream, TLS included.
         handshake_deadline: when the peer's preface and SETTINGS have to be here, on Trio's clock.
+        rounds: shares the event loop among the connections.
         call_ended: told after every call, for the server's count of running ones.
     """
 
@@ -50,6 +52,7 @@ class ServerConnection:
         settings: RpcSettings,
         peer: str,
         handshake_deadline: float,
+        rounds: Rounds,
         call_ended: Callable[[], None],
     ) -> None:
         self.machine = machine
@@ -60,6 +63,7 @@ class ServerConnection:
         self._settings = settings
         self._peer = peer
         self._handshake_deadline = handshake_deadline
+        self._rounds = rounds
         self._call_ended = call_ended
         self._calls: dict[int, Call] = {}
         self._leaving = False  # the last word is written
@@ -120,21 +124,26 @@ class ServerConnection:
         nursery.cancel_scope.cancel(reason="the peer left")
 
     async def _read(self, nursery: trio.Nursery) -> None:
-        machine = self.machine
         while data := await self._receive():
             self.last_active = trio.current_time()
             if self._leaving:
                 continue
-            opened: list[Call] = []
-            for event in machine.receive_data(data, self.last_active):
-                self._handle(event, opened)
-            for call in opened:
-                if call.reason is None:  # else it was opened and given up in one piece of input
-                    nursery.start_soon(self._serve, call)
-                else:
-                    self._forget(call)
-            self.wire.poke()
-            await self.wire.wait_uncongested()
+            for start in range(0, len(data), PIECE_BYTES):
+                piece = data[start : start + PIECE_BYTES]
+                await self._rounds.take(len(piece))
+                self._work_off(piece, nursery)
+                await self.wire.wait_uncongested()
+
+    def _work_off(self, data: bytes, nursery: trio.Nursery) -> None:
+        opened: list[Call] = []
+        for event in self.machine.receive_data(data, self.last_active):
+            self._handle(event, opened)
+        for call in opened:
+            if call.reason is None:  # else it was opened and given up in one piece of input
+                nursery.start_soon(self._serve, call)
+            else:
+                self._forget(call)
+        self.wire.poke()
 
     async def _receive(self) -> bytes:
         """Bytes from the peer; empty when it has closed or has not given a sign of life in time."""

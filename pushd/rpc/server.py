@@ -27,6 +27,7 @@ from pushd.rpc.health import Health
 from pushd.rpc.machine import ByteBudget, Limits, ServerMachine
 from pushd.rpc.methods import MethodTable
 from pushd.rpc.reflection import reflection_services
+from pushd.rpc.rounds import Rounds
 from pushd.rpc.settings import RpcSettings
 from pushd.stop import StopSignal
 from pushd.telemetry import Event, Metrics, get_logger
@@ -94,6 +95,7 @@ async def serve_rpc(
     )
     server = _Server(settings, boundary, metrics, tls)
     async with trio.open_nursery() as nursery:
+        nursery.start_soon(server.rounds.run)
         nursery.start_soon(partial(trio.serve_listeners, server.accept, listeners, handler_nursery=nursery))
         task_status.started()
         await stop.wait()
@@ -127,6 +129,7 @@ class _Server:
         )
         self._budget = ByteBudget(settings.receive_bytes)
         self._unsent = ByteBudget(settings.send_bytes)
+        self.rounds = Rounds()
         self._connections: set[ServerConnection] = set()
         self._accepted = 0
         self._changed = trio.Event()
@@ -165,6 +168,7 @@ class _Server:
             self._settings,
             _peer(socket_stream),
             handshake_deadline,
+            self.rounds,
             self._notify,
         )
         self._connections.add(connection)

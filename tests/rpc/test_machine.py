@@ -592,6 +592,53 @@ def test_a_flood_of_empty_data_costs_the_connection() -> None:
     assert events == [ConnectionFailed("too many frames without work")]
 
 
+@pytest.mark.parametrize("data", [b"x", b"x" * 200], ids=["one byte", "200 bytes"])
+@pytest.mark.parametrize("spoilt", [False, True])
+def test_a_flood_of_short_data_costs_the_connection(data: bytes, spoilt: bool) -> None:
+    pair = Pair()
+    stream_id = _begin(pair, 2**31 if spoilt else 20 * MIB, 0)
+    pair.at_server.clear()
+    flood = DataFrame(stream_id, data).serialize() * 150
+    pair.run_raw(flood)
+    pair.run_raw(flood)
+    assert pair.at_server == [ConnectionFailed("too many frames without work")]
+
+
+def test_short_data_among_useful_data_is_free() -> None:
+    """Small messages in a frame of their own, others after their prefix or in three parts, large ones cut unevenly."""
+    pair = Pair()
+    stream_id = pair.client.open_call(PATH, None)
+    pair.run()
+    small = b"\0\0\0\0\x0ahellohello"
+    large = b"\0\0\0\4\0" + b"x" * 1_024
+    cuts = [
+        [small],
+        [small[:5], small[5:]],
+        [small[:2], small[2:5], small[5:]],
+        [large[:700], large[700:705], large[705:]],
+    ]
+    for parts in cuts:
+        for _ in range(1_000):
+            data = b"".join(DataFrame(stream_id, part).serialize() for part in parts)
+            for event in pair.server.receive_data(data, 0.0):
+                assert isinstance(event, MessageReceived)
+                pair.server.consumed(stream_id, event.payload)
+            pair.server.data_to_send()
+    assert not pair.server.closed
+
+
+def test_short_data_where_the_window_ends_is_free() -> None:
+    pair = Pair(evolve(LIMITS, connection_receive_bytes=11_000, max_receive_message_bytes=1_000))
+    assert pair.server._window < 100
+    stream_id = pair.client.open_call(PATH, None)
+    for _ in range(500):
+        pair.client.send(stream_id, b"q" * 990)
+        pair.run()
+        pair.server.consumed(stream_id, pair.messages(stream_id)[-1])
+    assert len(pair.messages(stream_id)) == 500
+    assert not pair.server.closed
+
+
 @pytest.mark.parametrize(
     "late",
     [
