@@ -21,6 +21,7 @@ from pushd.rpc.machine import (
     MessagesSpoilt,
     ServerMachine,
 )
+from pushd.rpc.methods import is_public
 from pushd.rpc.rounds import PIECE_BYTES, Rounds
 from pushd.rpc.settings import RpcSettings
 from pushd.rpc.wire import Wire
@@ -77,6 +78,11 @@ class ServerConnection:
         """Calls being served."""
         return len(self._calls)
 
+    @property
+    def is_spare(self) -> bool:
+        """Whether no call runs here but such as need no credential."""
+        return all(is_public(call.path) for call in self._calls.values())
+
     async def run(self) -> None:
         """Serves until the peer leaves, breaks the protocol, falls silent, or a drain is over."""
         try:
@@ -93,6 +99,12 @@ class ServerConnection:
             if self._boundary.is_streaming(call.path):
                 call.cancel(Reason.DRAIN)
         self.wire.poke()
+
+    def make_room(self) -> None:
+        """Ends every call and leaves, for another connection's sake."""
+        for call in self._calls.values():
+            call.end(_overloaded())
+        self.drain()
 
     def cancel_calls(self, reason: Reason) -> None:
         """Ends every call."""
@@ -205,4 +217,8 @@ def _tell(call: Call, event: MessageReceived | HalfClosed | MessagesSpoilt | Cal
         case CallCancelled():
             call.cancel(Reason.PEER)
         case AnswerDropped():
-            call.end(StatusError(Code.UNAVAILABLE, "server is overloaded"))
+            call.end(_overloaded())
+
+
+def _overloaded() -> StatusError:
+    return StatusError(Code.UNAVAILABLE, "server is overloaded")

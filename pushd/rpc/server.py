@@ -178,11 +178,15 @@ class _Server:
             self._connections.remove(connection)
 
     def _make_room(self) -> bool:
-        """Says goodbye to the connection that has been silent the longest without a call; False when there is none."""
-        idle = [one for one in self._connections if not one.calls and not one.machine.draining]
-        if idle:
-            min(idle, key=lambda one: one.last_active).drain()
-        return bool(idle)
+        """Says goodbye to the connection that can best be spared; False when none can.
+
+        It is the one that has been silent the longest: of those without a call, else of those whose calls are such as
+        need no credential, or whoever watches the health of the server a thousand times would lock everybody out.
+        """
+        spare = [one for one in self._connections if one.is_spare and not one.machine.draining]
+        if spare:
+            min(spare, key=lambda one: (one.calls > 0, one.last_active)).make_room()
+        return bool(spare)
 
     def drain(self) -> None:
         """Starts the drain of every connection."""

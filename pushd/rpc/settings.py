@@ -22,7 +22,8 @@ class RpcSettings:
         max_request_bytes: one request message; more is OUT_OF_RANGE.
         max_response_bytes: one response message; more is OUT_OF_RANGE.
         max_header_list_bytes: decoded request headers; more costs the connection.
-        max_connections: open connections; when all are taken, the longest idle one without a call makes room.
+        max_connections: open connections; when all are taken, the longest silent one without a call makes room, or else
+            with calls alone that need no credential.
         connection_receive_bytes: the most one connection's peer can make the server hold.
         receive_bytes: request bytes held over all connections; beyond it calls end UNAVAILABLE, those whose message has
             been getting on worst first.

@@ -13,8 +13,8 @@ from pushd.rpc.rounds import PIECE_BYTES, ROUND_BYTES, Rounds
 from tests.rpc.harness import BIDI, eventually, framed, raw_client, serving
 from tests.rpc.test_server import connections
 
-# One turn of the loop may see a round for those in line and the next one for newcomers, and two turns may lie between two
-# looks. The last piece of a round may go beyond it.
+# One turn of the loop may see a round for those in line and the next one for newcomers, two turns may lie between two
+# looks, and the last piece of a round may go beyond it.
 MOST_BYTES = 5 * ROUND_BYTES
 
 

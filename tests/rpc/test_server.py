@@ -346,6 +346,44 @@ async def test_the_connection_silent_for_longest_makes_room_and_busy_ones_stay()
 
 
 @over_both
+async def test_whoever_watches_the_health_makes_room_too_but_after_idle_ones() -> None:
+    """Nobody needs a credential for that, so it must not lock out those who have one."""
+    with trio.fail_after(20):
+        async with serving(max_connections=4) as server:
+            async with (
+                raw_client(server.port) as busy,
+                raw_client(server.port) as first,
+                raw_client(server.port) as second,
+                raw_client(server.port) as idle,
+            ):
+                await busy.open(framed(b"x"), p_path=HANG)
+                await server.echo.hung.wait()
+                for watcher in (first, second):
+                    await watcher.open(b"\0\0\0\0\0", p_path="/grpc.health.v1.Health/Watch")
+                    await _first_message(watcher)
+                for _ in range(2):  # the one is read with the last of the first watcher's bytes at the latest, so ...
+                    assert (await second.call(framed(b"x"))).code == Code.OK  # ... the other one is read after them
+                assert (await idle.call(framed(b"x"))).code == Code.OK
+                async with raw_client(server.port) as fifth:
+                    assert (await fifth.call(framed(b"x"))).code == Code.OK
+                    await idle.until_closed()
+                    hung = await fifth.open(framed(b"x"), p_path=HANG)
+                    await eventually(lambda: server.echo.hanging == 2)
+                    async with raw_client(server.port) as sixth:
+                        assert (await sixth.call(framed(b"x"))).code == Code.OK
+                        answer = await first.answer(1)
+                        assert (answer.code, answer.text) == (Code.UNAVAILABLE, "server is overloaded")
+                        await first.until_closed()
+                        assert not second.answers[1].ended
+                        assert not fifth.answers[hung].ended
+                assert server.echo.hanging >= 1
+
+
+async def _first_message(client: RawClient) -> None:
+    await client.until(lambda: bool(client.answers[1].messages))
+
+
+@over_both
 async def test_a_call_after_the_goodbye_of_its_connection_is_not_served() -> None:
     """GOAWAY tells its caller that it may repeat the call elsewhere, so it must not be done here as well."""
     done: list[bytes] = []
