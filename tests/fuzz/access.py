@@ -12,9 +12,8 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from hypothesis import strategies as st
 
 from pushd.core.tokens import ALGORITHMS, MAX_KEYS, Reason, TokenPolicy, TrustedKey, judge, read_key_set
-from tests.core.test_providers import json_values
 from tests.fuzz.engine import Target
-from tests.fuzz.inputs import mostly
+from tests.fuzz.inputs import as_json, documents, mostly
 from tests.support.envelopes import key_package
 
 NOW_S = 1_794_000_000
@@ -25,6 +24,9 @@ FAIR = {"exp": NOW_S + 60, "aud": "pushd", "iss": "https://issuer.example", "sco
 _CURVE_KEY = ec.derive_private_key(7, ec.SECP256R1())
 
 
+_JSON = documents(["keys", "kty", "x", "exp", "aud"], ["pushd", "OKP", "AQAB"])
+
+
 def encoded(data: bytes) -> str:
     return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
 
@@ -32,7 +34,7 @@ def encoded(data: bytes) -> str:
 def token(claims: Any, key: ed25519.Ed25519PrivateKey = SIGNER, **header: Any) -> str:
     """A token in compact form, signed by `key`, whatever its header says."""
     fields = {"alg": "EdDSA", "kid": "k1", **header}
-    signed = f"{encoded(json.dumps(fields).encode())}.{encoded(json.dumps(claims).encode())}"
+    signed = f"{encoded(as_json(fields))}.{encoded(as_json(claims))}"
     return f"{signed}.{encoded(key.sign(signed.encode()))}"
 
 
@@ -51,7 +53,7 @@ class Tokens(Target):
         times = st.sampled_from([NOW_S, NOW_S + 60, NOW_S - 60, NOW_S - 61, NOW_S + 61, 0, 1e308, -1, True, "1", 2**64])
         texts = st.sampled_from(["pushd", "https://issuer.example", "a", "b a", "", ["pushd", "x"], [], [1], 1, None])
         bent = st.dictionaries(st.sampled_from(["exp", "nbf"]), times, max_size=2)
-        others = st.dictionaries(st.sampled_from(["aud", "iss", "scope", "sub"]), texts | json_values, max_size=2)
+        others = st.dictionaries(st.sampled_from(["aud", "iss", "scope", "sub"]), texts | _JSON, max_size=2)
         claims = st.builds(lambda *more: FAIR | more[0] | more[1], bent, others)
         headers = st.dictionaries(
             st.sampled_from(["alg", "kid", "typ", "crit", "b64", "jwk"]),
@@ -136,13 +138,11 @@ class KeySets(Target):
     def made(self) -> st.SearchStrategy[bytes]:
         names = st.sampled_from(["kty", "crv", "alg", "kid", "x", "y", "n", "e", "use", "d", "oth", "key_ops"])
         words = ["OKP", "EC", "RSA", "oct", "P-256", "Ed25519", "Ed448", "ES256", "RS512", "none", "enc", "AQAB", "AA"]
-        values: st.SearchStrategy[Any] = st.sampled_from([*words, "", 1, None, "x" * 3_000, [], {}]) | json_values
+        values: st.SearchStrategy[Any] = st.sampled_from([*words, "", 1, None, "x" * 3_000, [], {}]) | _JSON
         entries = st.builds(
             lambda good, bent: good | bent, st.sampled_from(jwks()), st.dictionaries(names, values, max_size=2)
         )
-        return st.lists(mostly(entries, json_values), min_size=1, max_size=5).map(
-            lambda keys: json.dumps({"keys": keys}).encode()
-        )
+        return st.lists(mostly(entries, _JSON), min_size=1, max_size=5).map(lambda keys: as_json({"keys": keys}))
 
     def check(self, data: bytes) -> str:
         keys = read_key_set(data)

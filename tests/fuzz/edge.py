@@ -48,6 +48,7 @@ METHODS: list[tuple[str, Any, bool]] = [
     ),
 ]
 LISTEN_S = 0.02
+PROBE_S = 10.0  # for a neighbour's answer, which takes a few milliseconds
 END_S = 0.1  # of silence, where streams should end; a deadline of 20 ms is in most requests
 GREETING = PREFACE + frame(4, 0, 0, b"")
 RAW, TO_THE_END, PIECE_SHIFT, CLEAR = 1, 2, 2, 16  # in the first byte of an input for a socket
@@ -106,7 +107,7 @@ class _Edge(Target):
             assert vitals[name] <= value, f"{name}: {vitals[name]:g}, with nobody left"
 
     def _probe(self) -> None:
-        answer = health_pb2.HealthCheckResponse.FromString(self._health(b"", timeout=5))
+        answer = health_pb2.HealthCheckResponse.FromString(self._health(b"", timeout=PROBE_S))
         assert answer.status == health_pb2.HealthCheckResponse.SERVING
 
 

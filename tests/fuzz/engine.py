@@ -33,10 +33,11 @@ from tests.fuzz.inputs import inputs, packed, unpacked
 from tests.fuzz.shorten import shortest
 
 CORPUS = Path(__file__).parent / "corpus"
-LIMIT_S = 10.0  # for one input; the slowest fair one takes half a second
-RETRY_LIMIT_S = 3.0  # for one that took longer, while it is made shorter
-SHORTEN_S = 90.0
-WARM = 0.15  # of the time, before what is held is first measured
+# For one input. The slowest fair one takes a tenth of a second of the processor; waiting costs a busy machine nothing.
+CPU_S, LIMIT_S = 5.0, 30.0
+SHORTEN_S, SHORTEN_SERIES_S = 90.0, 300.0
+WARM, WARM_SERIES = 0.15, 5  # of the time, and at least so many series, before what is held is first measured
+WARM_INPUTS = 500  # where a series is one input: hypothesis has filled its caches then
 # What may have come to stay: a little for caches and for freed memory that is given back late, 1 KiB an input at first.
 GROWTH_MIB, GROWTH_OF_INPUTS_MIB = 8.0, 16.0
 PEAK_MIB = 32.0  # what one input, or one series of them, may take for the moment
@@ -107,16 +108,18 @@ class Target:
         paths = [path for path in sorted((CORPUS / self.name).iterdir()) if _is_found(path)]
         return [unpacked(path.read_bytes()) if self.series > 1 else [path.read_bytes()] for path in paths]
 
-    def run(self, series: list[bytes], limit_s: float) -> list[str]:
+    def run(self, series: list[bytes]) -> list[str]:
         """Check inputs one after the other; how far each got."""
         reached = []
         for data in series:
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-            signal.setitimer(signal.ITIMER_REAL, limit_s)
+            signal.setitimer(signal.ITIMER_PROF, CPU_S)
+            signal.setitimer(signal.ITIMER_REAL, LIMIT_S)
             try:
                 reached.append(self.check(data))
             finally:
                 signal.setitimer(signal.ITIMER_REAL, 0)
+                signal.setitimer(signal.ITIMER_PROF, 0)
             taken = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak) / 1_024
             assert taken < PEAK_MIB, f"one input took {taken:.0f} MiB"
         self.settle()
@@ -166,7 +169,7 @@ def _work(target: Target, number: int, seconds: float, shared: mmap.mmap) -> dic
         text = packed(series)
         shared[: 16 + len(text)] = tried.to_bytes(8, "big") + len(text).to_bytes(8, "big") + text
         began = time.perf_counter()
-        reached.update(target.run(series, LIMIT_S))
+        reached.update(target.run(series))
         tried += len(series)
         slowest_s = max(slowest_s, (time.perf_counter() - began) / len(series))
 
@@ -177,7 +180,9 @@ def _work(target: Target, number: int, seconds: float, shared: mmap.mmap) -> dic
         for series in _in_series(target.seeds(), target.series):
             run(series)
         began = time.monotonic()
-        while time.monotonic() - began < seconds * WARM:
+        warming = WARM_INPUTS if target.series == 1 else WARM_SERIES * target.series
+        while time.monotonic() - began < seconds * WARM or warming > 0:
+            warming -= target.series
             run(list(itertools.islice(source, target.series)))
         before, warm = target.vitals(), tried
         reached.clear()
@@ -210,8 +215,10 @@ def kept(target: Target, series: list[bytes], failure: Failure) -> str:
     """Keep what broke a promise, first as it was and then as short as it can be; where, and what happened."""
     if not series:
         return failure.text
-    if series in target.found() or (target.series == 1 and series[0] in target.seeds()):
-        return f"an input of the corpus\n{failure.text}"
+    data = _as_file(target, series)
+    known = next((path for path in (CORPUS / target.name).iterdir() if path.read_bytes() == data), None)
+    if known is not None:
+        return f"an input of the corpus, {_place(known)}\n{failure.text}"
     path = keep(target, series)
 
     def fails(shorter: list[bytes]) -> bool:
@@ -220,7 +227,9 @@ def kept(target: Target, series: list[bytes], failure: Failure) -> str:
 
     if not fails(series):
         return f"kept as {_place(path)}, yet it does not happen again on a fresh start\n{failure.text}"
-    short = shortest(series, target.pieces, fails, time.monotonic() + SHORTEN_S)
+    short = shortest(
+        series, target.pieces, fails, time.monotonic() + (SHORTEN_S if target.series == 1 else SHORTEN_SERIES_S)
+    )
     path.unlink()
     return f"kept as {_place(keep(target, short))}\n{failure.text}"
 
@@ -230,7 +239,7 @@ def attempt(target: Target, series: list[bytes]) -> Failure | None:
 
     def work() -> None:
         with target.opened():
-            target.run(series, RETRY_LIMIT_S if target.series == 1 else LIMIT_S)
+            target.run(series)
 
     result = _in_child(work)
     return result if isinstance(result, Failure) else None
@@ -238,10 +247,14 @@ def attempt(target: Target, series: list[bytes]) -> Failure | None:
 
 def keep(target: Target, series: list[bytes]) -> Path:
     """Put inputs into the corpus."""
-    data = packed(series) if target.series > 1 else series[0]
+    data = _as_file(target, series)
     path = CORPUS / target.name / f"found-{hashlib.sha256(data).hexdigest()[:12]}"
     path.write_bytes(data)
     return path
+
+
+def _as_file(target: Target, series: list[bytes]) -> bytes:
+    return packed(series) if target.series > 1 else series[0]
 
 
 def _place(path: Path) -> str:
@@ -274,7 +287,8 @@ def _in_child(work: Callable[[], Any]) -> Any:
 def _child(work: Callable[[], Any], sender: Any, trace: int) -> None:
     # An input that runs out of time ends the process, whatever it is doing, and shows where; so does a crash.
     faulthandler.enable(trace)
-    faulthandler.register(signal.SIGALRM, trace, all_threads=False, chain=True)
+    for number in (signal.SIGALRM, signal.SIGPROF):
+        faulthandler.register(number, trace, all_threads=False, chain=True)
     try:
         sender.send(("", json.dumps(work())))
     except KeyboardInterrupt:

@@ -7,9 +7,10 @@ and need no second description of a format.
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Iterator
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
@@ -38,6 +39,20 @@ def inputs(seeds: list[bytes], strategy: st.SearchStrategy[bytes], number: int, 
 def mostly(fair: st.SearchStrategy[_Made], odd: st.SearchStrategy[_Made], times: int = 4) -> st.SearchStrategy[_Made]:
     """The one so many times as often as the other, whatever each is made of; `|` would take all parts alike."""
     return st.sampled_from([fair] * times + [odd]).flatmap(lambda chosen: chosen)
+
+
+def documents(names: list[str], words: list[str]) -> st.SearchStrategy[Any]:
+    """Whatever JSON can say, with these names and words here and there."""
+    return st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.sampled_from(words),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(names), inner, max_size=4),
+        max_leaves=12,
+    )
+
+
+def as_json(value: Any) -> bytes:
+    """A document; numbers near the largest become ones that are too large for any."""
+    return json.dumps(value).replace("1e+308", "1e999").encode()
 
 
 def _made(strategy: st.SearchStrategy[bytes], number: int) -> list[bytes]:

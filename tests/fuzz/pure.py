@@ -9,7 +9,7 @@ import types
 import typing
 from contextlib import suppress
 from datetime import UTC, datetime
-from ipaddress import IPv4Address, IPv6Address, ip_address
+from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -35,10 +35,9 @@ from pushd.core.webhook_url import parse_webhook_url
 from pushd.model import RETRY_MAX_S, Delivered, Gone, Mismatch, NewEnvelope, Rejected, Terminal, TopicKind, Transient
 from pushd.rpc.gen.xmtp.backend.v1.types_pb2 import ClientEnvelope
 from pushd.rpc.translate_publish import offer_from
-from tests.core.test_providers import json_values
 from tests.core.test_webhook_url import URL_PIECES
 from tests.fuzz.engine import Target
-from tests.fuzz.inputs import mostly
+from tests.fuzz.inputs import as_json, documents, mostly
 from tests.fuzz.messages import messages
 from tests.support import envelopes
 from tests.support.server import toml
@@ -53,7 +52,7 @@ class Mls(Target):
     """Group messages, key packages, and envelopes with either inside. The first byte says which."""
 
     name = "mls"
-    mutations = 8
+    mutations = 4
 
     def made(self) -> st.SearchStrategy[bytes]:
         words = st.binary(max_size=70)
@@ -61,18 +60,27 @@ class Mls(Target):
         public = st.builds(
             envelopes.public_message, words, st.integers(0, 4), sender_type=st.sampled_from([0, 1, 2, 3, 4, 5])
         )
-        packages = st.builds(
-            lambda suite, source, credential, last, extensions: envelopes.key_package(
-                cipher_suite=suite, source=source, credential=credential, not_after_s=last, extensions=extensions
-            ).serialized(),
-            st.sampled_from([1, 1, 1, 2, 3]),
-            st.sampled_from([1, 1, 1, 2, 3]),
-            st.sampled_from([b"\x0a\x03abc", b"", b"\xff"]),
-            st.sampled_from([2**40, 2**64 - 1, 2_000]),
-            st.sampled_from([b"", b"\0\1\2ab", b"\0\1"]),
+        # Signed anew, whatever is bent: the signatures hold, and something else must refuse it.
+        bent: st.SearchStrategy[dict[str, Any]] = st.fixed_dictionaries(
+            {},
+            optional={
+                "cipher_suite": st.sampled_from([2, 3, 7]),
+                "source": st.sampled_from([0, 2, 3]),
+                "credential": st.sampled_from([b"", b"\xff", b"\x0a\x01\xff", b"\x0a\x00"]),
+                "credential_type": st.sampled_from([0, 2]),
+                "not_after_s": st.sampled_from([0, NOW_S, NOW_S + 1, 2**64 - 1]),
+                "not_before_s": st.sampled_from([NOW_S, NOW_S + 1]),
+                "extensions": st.sampled_from([b"\0\1\2ab", b"\0\1"]),
+                "encryption_key": st.just(b"\1" * 32),
+                "leaf_label": st.sampled_from([b"MLS 1.0 KeyPackageTBS", b""]),
+                "package_label": st.sampled_from([b"MLS 1.0 LeafNodeTBS", b""]),
+            },
         )
+        bent = mostly(st.just({}), bent, 1)
+        packages = bent.map(lambda parts: envelopes.key_package(**parts).serialized())
         wrapped = messages(ClientEnvelope.DESCRIPTOR).map(lambda message: message.SerializeToString())
-        return st.one_of((private | public).map(b"g".__add__), packages.map(b"k".__add__), wrapped.map(b"e".__add__))
+        kinds = [(private | public).map(b"g".__add__), packages.map(b"k".__add__), wrapped.map(b"e".__add__)]
+        return st.sampled_from(kinds).flatmap(lambda kind: kind)
 
     def check(self, data: bytes) -> str:
         kind, rest = data[:1], data[1:]
@@ -89,6 +97,11 @@ class Mls(Target):
                 if not is_acceptable(package, NOW_S):
                     return "key package"
                 assert _is_signed(rest)
+                leaf = package.leaf_node
+                assert leaf.not_before_s <= NOW_S < leaf.not_after_s
+                assert (leaf.source, leaf.credential_type) == (1, 1)
+                assert package.cipher_suite in (1, 3, 0x4D)
+                assert package.init_key != leaf.encryption_key
                 return "acceptable"
             return self._envelope(rest)
         return ""
@@ -145,6 +158,14 @@ def _with_label(label: bytes, content: bytes) -> bytes:
     return envelopes.vector(label) + envelopes.vector(content)
 
 
+# Where nobody's webhooks are, and what carries an IPv4 address; the IANA registries, each with its neighbours.
+_SPECIAL = """
+    10.0.0.0/8 100.64.0.0/10 127.0.0.0/8 169.254.0.0/16 172.16.0.0/12 192.0.0.0/24 192.0.2.0/24 192.168.0.0/16
+    198.18.0.0/15 198.51.100.0/24 203.0.113.0/24 224.0.0.0/4 2001::/23 2001:db8::/32 2002:a00::/24 64:ff9b::a00:0/104
+    ::ffff:10.0.0.0/104 fc00::/7 fe80::/10 ff00::/8
+""".split()  # noqa: SIM905
+
+
 class Urls(Target):
     """Webhook URLs, in whatever bytes."""
 
@@ -163,8 +184,11 @@ class Urls(Target):
             "0x7f.1",
         ]
         hosts += ["[::1]", "[2001:4860:4860::8888]", "[::ffff:10.0.0.1]", "[64:ff9b::a00:1]", "[2002:a00:1::]", "a_b.c"]
-        numbers = st.integers(0, 2**32 - 1).map(lambda number: str(IPv4Address(number)))
-        sixes = st.integers(0, 2**128 - 1).map(lambda number: f"[{IPv6Address(number)}]")
+        special = st.sampled_from([ip_network(text) for text in _SPECIAL]).flatmap(
+            lambda network: st.integers(int(network[0]) - 1, int(network[-1]) + 1)
+        )
+        numbers = (special.filter(lambda number: number < 2**32) | st.integers(0, 2**32 - 1)).map(IPv4Address).map(str)
+        sixes = (special | st.integers(0, 2**128 - 1)).map(lambda number: f"[{IPv6Address(number)}]")
         whole = st.tuples(
             st.sampled_from(["https://"] * 8 + ["HTTPS://", "http://"]),
             st.sampled_from(hosts) | numbers | sixes,
@@ -204,35 +228,45 @@ def _is_public(address: IPv4Address | IPv6Address) -> bool:
     return address.is_global and not address.is_multicast
 
 
+_JSON = documents(["error", "details", "@type", "errorCode", "reason", "status"], [FCM_ERROR, "UNREGISTERED"])
+
+
 class Answers(Target):
     """Answers of APNs, FCM and its token endpoint: two bytes of status, then headers or a body."""
 
     name = "answers"
-    mutations = 6
+    mutations = 3
 
     def made(self) -> st.SearchStrategy[bytes]:
-        statuses = st.sampled_from([200, 400, 401, 403, 404, 410, 410, 413, 429, 500, 503])
-        reasons = st.sampled_from([*sorted(apns.REASONS), "Unregistered", "ExpiredToken", "BadDeviceToken", "é", ""])
-        times = st.sampled_from([0, 1_794_000_000_000, -1, 2**63, 1e308]) | json_values
-        codes = st.sampled_from([*sorted(fcm.CODES), "UNREGISTERED", "SENDER_ID_MISMATCH", "x"])
-        detail = st.one_of(
-            st.fixed_dictionaries({"@type": st.just(FCM_ERROR), "errorCode": codes}),
-            st.just({"@type": QUOTA, "violations": []}),
-            json_values,
+        statuses = st.sampled_from([200, 400, 401, 403, 404, 410, 413, 429, 500, 503])
+        telling = st.sampled_from(["Unregistered", "ExpiredToken", "BadDeviceToken", "DeviceTokenNotForTopic"])
+        reasons = mostly(telling, st.sampled_from([*sorted(apns.REASONS), "é", ""]), 2)
+        times = st.sampled_from([0, 1_794_000_000_000, -1, 2**63, 1e308]) | _JSON
+        codes = mostly(
+            st.sampled_from(["UNREGISTERED", "SENDER_ID_MISMATCH"]), st.sampled_from([*sorted(fcm.CODES), "x"]), 1
         )
-        bodies = st.one_of(
-            st.fixed_dictionaries({"reason": reasons}, optional={"timestamp": times}),
-            st.lists(detail, max_size=3).map(lambda details: {"error": {"code": 400, "details": details}}),
-            st.fixed_dictionaries(
-                {
-                    "access_token": st.sampled_from(["ya29.x", "", "a b", "é"]) | st.text(max_size=5),
-                    "expires_in": st.sampled_from([3_599, 3_600, 1e308, 0, -1, True, "3599", 60]),
-                    "token_type": st.sampled_from(["Bearer", "bearer", "mac"]),
-                }
-            ),
-            json_values,
+        typed = st.fixed_dictionaries({"@type": st.just(FCM_ERROR), "errorCode": codes})
+        detail = mostly(typed, st.just({"@type": QUOTA, "violations": []}) | _JSON, 2)
+        tokens = {
+            "access_token": mostly(st.just("ya29.x"), st.sampled_from(["", "a b", "é"]) | st.text(max_size=5)),
+            "expires_in": mostly(st.integers(60, 10_000), st.sampled_from([1e308, 0, -1, True, "3599"])),
+            "token_type": mostly(st.just("Bearer"), st.sampled_from(["bearer", "mac"])),
+        }
+        # Each body with the status that gives it a meaning, and now and then with any other.
+        kinds = [
+            (410, st.fixed_dictionaries({"reason": reasons}, optional={"timestamp": times})),
+            (400, st.fixed_dictionaries({"reason": reasons})),
+            (404, st.lists(detail, max_size=3).map(lambda details: {"error": {"code": 400, "details": details}})),
+            (200, st.fixed_dictionaries(tokens)),
+            (500, _JSON),
+        ]
+        return st.sampled_from(kinds).flatmap(
+            lambda kind: st.builds(
+                lambda status, body: status.to_bytes(2, "big") + as_json(body),
+                mostly(st.just(kind[0]), statuses, 2),
+                kind[1],
+            )
         )
-        return st.builds(lambda status, body: status.to_bytes(2, "big") + json.dumps(body).encode(), statuses, bodies)
 
     def check(self, data: bytes) -> str:
         status, body = int.from_bytes(data[:2], "big"), data[2:]

@@ -7,7 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -59,6 +59,12 @@ def sleep_for_ever() -> None:
             continue
 
 
+def work_for_ever() -> None:
+    while True:
+        with suppress(BaseException):
+            sum(range(1_000_000))
+
+
 @pytest.mark.parametrize(
     ("act", "text"),
     [
@@ -77,12 +83,16 @@ def test_input_that_breaks_a_promise_is_made_short_and_kept(corpus: Path, act: C
     assert f"tests/fuzz/corpus/toy/{kept.name}" in str(failure.value)
 
 
-def test_input_that_never_returns_is_ended_and_kept(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("LIMIT_S", "RETRY_LIMIT_S"):
-        monkeypatch.setattr(engine, name, 2.0)
+@pytest.mark.parametrize(
+    ("act", "limit", "ended_by"), [(sleep_for_ever, "LIMIT_S", "SIGALRM"), (work_for_ever, "CPU_S", "SIGPROF")]
+)
+def test_input_that_never_returns_is_ended_and_kept(
+    corpus: Path, monkeypatch: pytest.MonkeyPatch, act: Callable[[], object], limit: str, ended_by: str
+) -> None:
+    monkeypatch.setattr(engine, limit, 1.0)
     monkeypatch.setattr(engine, "SHORTEN_S", 0.0)  # every try would take its time
-    with pytest.raises(Found, match=r"SIGALRM(?s:.*)sleep_for_ever"):
-        fuzz(Toy(when_bad(sleep_for_ever)), 1, 60)
+    with pytest.raises(Found, match=rf"{ended_by}(?s:.*){act.__name__}"):
+        fuzz(Toy(when_bad(act)), 1, 60)
     (kept,) = corpus.glob("found-*")
     assert BAD in kept.read_bytes()
 
