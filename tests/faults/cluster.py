@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -31,15 +31,12 @@ ROOM_BYTES = 2**31  # in memory, or a folder on disk has to do
 _numbers = itertools.count(1)
 
 
-async def until(condition: object, within_s: float = 60.0) -> None:
+async def until(condition: Callable[[], object] | Callable[[], Awaitable[object]], within_s: float = 60.0) -> None:
     """Wait, on the real clock, for something another process brings about; `condition` may be sync or async."""
-    assert callable(condition)
     with trio.fail_after(within_s):
         while True:
             met = condition()
-            if hasattr(met, "__await__"):
-                met = await met
-            if met:
+            if await met if isinstance(met, Awaitable) else met:
                 return
             await trio.sleep(0.03)
 

@@ -129,7 +129,7 @@ async def test_storm_of_random_faults_leaves_a_balanced_account(
         proxies = [await stack.enter_async_context(open_proxy(db.socket)) for _ in range(INSTANCES)]
         ports = iter(proxy.port for proxy in proxies)
         async with open_world(
-            db, fakes, folder, instances=INSTANCES, url=lambda url: through(url, next(ports))
+            db, fakes, folder, instances=INSTANCES, url=lambda url: through(url, next(ports)), within_s=3_600
         ) as world:
             world.latency(100)
             storm = Storm(world, proxies, rng)

@@ -146,7 +146,6 @@ class Ledger:
         arrivals: what did.
         terms: in the order in which they began.
         samples: of the cursor, in the order in which they were taken.
-        attempts: how often one term may send one delivery, 1 unless its outcome can have been unknown.
         unknown: how many repeats within a term there may be in all because outcomes were unknown.
         refused: how many attempts were refused in a way that has them made again, each a further repeat.
         late: how much of a term that was lost or killed may arrive after it must have ended: what it had in flight.
@@ -157,7 +156,6 @@ class Ledger:
     arrivals: Sequence[Arrival] = field(repr=False)
     terms: Sequence[Term]
     samples: Sequence[Sample] = field(default=(), repr=False)
-    attempts: int = 1
     unknown: int = 0
     refused: int = 0
     late: int = IN_FLIGHT_PER_CHANNEL
@@ -200,13 +198,11 @@ class Ledger:
     def excess(self) -> Counter[Push]:
         """By how much each push arrived more often than the terms explain."""
         starts = sorted(term.start for term in self.terms)
-        found = Counter(
-            {push: count - self.attempts * _below(starts, push[1]) for push, count in self.received.items()}
-        )
+        found = Counter({push: count - _below(starts, push[1]) for push, count in self.received.items()})
         within = Counter[Push]()
         for arrivals in self.by_term:
             for push, count in Counter(each.push for each in arrivals).items():
-                within[push] += max(0, count - self.attempts)
+                within[push] += count - 1
         return +(found | within)
 
     def late_of(self, place: int) -> list[Arrival]:
@@ -266,7 +262,7 @@ class Ledger:
             after = min((each.cursor for each in self.samples if each.asked_s > term.began_s), default=math.inf)
             if not before <= term.start <= after:
                 found.append(f"[{term.line()}] began where the cursor was not: between {before} and {after}")
-        if self.attempts == 1 and not self.unknown:
+        if not self.unknown:  # else an attempt may be over and never have arrived
             found += self._early_cursors()
         return found
 

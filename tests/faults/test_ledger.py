@@ -168,7 +168,7 @@ def test_ledger_compares_the_cursor_seen_from_outside(
 
 def test_outcomes_that_were_unknown_explain_so_many_repeats_and_no_more() -> None:
     twice = ALL + sent("a", 5, 3, 2)
-    assert Ledger(EXPECTED, twice, ONE, attempts=2).faults() == []
+    assert Ledger(EXPECTED, twice, ONE, unknown=1, refused=1).faults() == []
     assert Ledger(EXPECTED, twice, ONE, unknown=2).faults() == []
     assert len(Ledger(EXPECTED, twice, ONE, unknown=1).faults()) == 1
 

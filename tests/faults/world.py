@@ -14,40 +14,36 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
-import http.client
 import itertools
-import json
 import random
-import re
 import secrets
-import signal
-import sys
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import psycopg
 import trio
-from attrs import define, evolve, field, frozen
+from attrs import evolve, field, frozen
 
 from fakes.launch import RunningFake
 from pushd.errors import Code, StatusError
 from pushd.model import IN_FLIGHT_PER_CHANNEL, Channel
-from pushd.rpc.client import Channel as RpcChannel
 from pushd.rpc.client import ChannelSettings, open_channel
 from pushd.rpc.gen.xmtp.backend.v1 import notification_pb2 as wire
 from pushd.rpc.gen.xmtp.backend.v1 import publish_pb2
 from pushd.rpc.gen.xmtp.backend.v1.types_pb2 import ClientEnvelope
 from tests.faults.cluster import DbProcess, until
+from tests.faults.instance import Instance, Outcome
+from tests.faults.judge import Report, arrival_of, by_outcome, complaints, miscounted
+from tests.faults.judge import Tell as Tell
 from tests.faults.ledger import Arrival, Ledger, Push, Row, Subscriber, Term, expected_pushes, own_pushes
 from tests.faults.watch import CursorWatch
 from tests.support.envelopes import APPLICATION, COMMIT, group_envelope, private_message
-from tests.support.server import ServerProcess, base_config, running_server
+from tests.support.server import base_config, running_server
 
 TOPICS = 4
 DEVICES_PER_CHANNEL = 3
@@ -88,127 +84,19 @@ def make_devices(per_channel: int, channels: Iterable[Channel] = Channel) -> lis
     return devices
 
 
-class Instance:
-    """One `pushd serve` and a channel to it."""
-
-    def __init__(
-        self, server: ServerProcess, channel: RpcChannel, database_url: str, config: Path, bundle_id: str = ""
-    ) -> None:
-        self.server = server
-        self.config = config
-        self.bundle_id = bundle_id
-        self.database_url = database_url
-        self.channel = channel
-        self.is_up = True
-
-    @property
-    def pid(self) -> int:
-        return self.server.process.pid
-
-    @property
-    def terms(self) -> list[dict[str, Any]]:
-        """Its `term_started` and `term_ended` events so far."""
-        return [event for event in self.server.events if event.get("event") in ("term_started", "term_ended")]
-
-    @property
-    def held(self) -> list[Term]:
-        """Its holds of the lock so far."""
-        found: list[Term] = []
-        drained_by_s: float | None = None
-        for event in self.server.events:
-            at_s = _seconds(event)
-            match event.get("event"):
-                case "stopping" | "stepping_down":
-                    drained_by_s = min(at_s + event["drain_s"], drained_by_s or at_s + event["drain_s"])
-                case "term_started":
-                    found.append(Term(self.bundle_id, event["cursor"], at_s))
-                case "term_ended":
-                    reason = event["reason"]
-                    was_asked = reason in ("stopped", "stepped_down")
-                    is_drained = was_asked and drained_by_s is not None and at_s < drained_by_s
-                    found[-1] = evolve(
-                        found[-1], end=event["cursor"], ended_s=at_s, reason=reason, is_drained=is_drained
-                    )
-                    if reason == "stepped_down":
-                        drained_by_s = None
-        return found
-
-    @property
-    def holds(self) -> bool:
-        """Whether its last word about the lock was that it has it."""
-        return bool(self.terms) and self.terms[-1]["event"] == "term_started"
-
-    async def end(self, signum: signal.Signals) -> int:
-        """Send a signal that ends it; the exit code."""
-        self.is_up = False
-        self.server.send_signal(signum)
-        with trio.fail_after(120):
-            code = await self.server.wait_exit()
-            await self.server.wait_ended()
-        return code
-
-    async def command(self, *argv: str) -> None:
-        """Run one of the operator's commands with its configuration; it has to succeed."""
-        await trio.run_process(
-            [sys.executable, "-m", "pushd", *argv, "--config", str(self.config)], capture_stdout=True
-        )
-
-    async def metrics(self) -> dict[str, float]:
-        """Every sample of its metrics page by its whole name."""
-        text = await trio.to_thread.run_sync(partial(_get, self.server.metrics, "/metrics"), abandon_on_cancel=True)
-        samples = (line.rpartition(" ") for line in text.splitlines() if not line.startswith("#"))
-        return {name: float(value) for name, _, value in samples}
-
-
-def _seconds(event: Mapping[str, Any]) -> float:
-    """When an event was told, in seconds since 1970."""
-    stamp = event.get("timestamp")
-    return datetime.fromisoformat(stamp).timestamp() if isinstance(stamp, str) else 0.0
-
-
-def _get(address: str, path: str) -> str:
-    connection = http.client.HTTPConnection(address, timeout=30)
-    try:
-        connection.request("GET", path)
-        return connection.getresponse().read().decode()
-    finally:
-        connection.close()
-
-
-@define
-class Report:
-    """What a run came to."""
-
-    rows: int
-    pushes: int
-    received: int
-    repeats: int
-    terms: int
-    outcomes: dict[str, int]
-    """Without those suppressed."""
-    suppressed: int = 0
-    late: int = 0
-    """Pushes to APNs that arrived when their term had ended, because it was lost or its instance killed."""
-
-    def line(self) -> str:
-        """For people."""
-        counted = {**self.outcomes, "suppressed": self.suppressed}
-        outcomes = ", ".join(f"{count} {outcome}" for outcome, count in counted.items() if count)
-        return (
-            f"{self.rows} rows, {self.pushes} pushes due, {self.received} arrived, {self.repeats} repeats, "
-            f"{self.terms} terms, {self.late} late; counted by whoever lives: {outcomes or 'nothing'}"
-        )
-
-
-Tell = Callable[[Report], None]
-Outcome = tuple[Channel, str]
-"""A channel and how a delivery over it ended."""
-
-
 class World:
     """See the module."""
 
-    def __init__(self, nursery: trio.Nursery, db: DbProcess, url: str, fakes: Fakes, folder: Path) -> None:
+    def __init__(
+        self,
+        nursery: trio.Nursery,
+        db: DbProcess,
+        url: str,
+        fakes: Fakes,
+        folder: Path,
+        environ: Mapping[str, str],
+        tables: Mapping[str, Any],
+    ) -> None:
         self.db = db
         self.url = url
         self.fakes = fakes
@@ -233,8 +121,8 @@ class World:
         self._session: psycopg.Connection[Any] | None = None
         self._folder = folder
         self._numbers = itertools.count(1)
-        self._environ: dict[str, str] = {}
-        self._tables: dict[str, Any] = {}
+        self._environ = dict(environ)
+        self._tables = dict(tables)
 
     # Instances
 
@@ -331,11 +219,10 @@ class World:
                     request.http.url = f"https://localhost:{port or hooks.port}/hooks/{device.name[:8]}"
                     request.http.signing_key = device.secret
                     hooks.tell("/keys", {device.recipient_id.hex(): base64.b64encode(device.secret).decode()})
-            keys = {"hmac_epoch_base": int(time.time()) // EPOCH_S - 1, "hmac_keys": [device.key] * 3}
-            adds = [
-                wire.Subscription(topic=topic, include_commits=device.commits, **(keys if device.key else {}))
-                for topic in self.topics
-            ]
+            keys: dict[str, Any] = {}
+            if device.key:  # in the epochs before, now and next
+                keys = {"hmac_epoch_base": int(time.time()) // EPOCH_S - 1, "hmac_keys": [device.key] * 3}
+            adds = [wire.Subscription(topic=topic, include_commits=device.commits, **keys) for topic in self.topics]
             update = wire.UpdateSubscriptionsRequest(**identity, adds=adds)
             await self.call("NotificationService/Register", request, wire.RecipientState)
             await self.call("NotificationService/UpdateSubscriptions", update, wire.RecipientState)
@@ -440,7 +327,7 @@ class World:
         """Run a statement on the primary, past every proxy."""
         if self._session is None or self._session.closed:
             self._session = psycopg.connect(self.url, autocommit=True)
-        cursor = self._session.execute(statement, parameters or None)  # type: ignore[call-overload]
+        cursor = self._session.execute(statement, parameters or None)
         return cursor.fetchall() if cursor.description else []
 
     def close(self) -> None:
@@ -474,7 +361,7 @@ class World:
         found = []
         for channel in Channel:
             kept = await trio.to_thread.run_sync(self.fakes[channel].requests, abandon_on_cancel=True)
-            found += [_arrival(channel, request) for request in kept]
+            found += [arrival_of(channel, request) for request in kept]
         return sorted(found, key=lambda each: each.wall_s)
 
     async def statistics(self, channel: Channel) -> dict[str, Any]:
@@ -517,11 +404,11 @@ class World:
 
     # The end
 
-    async def settle(self, *, attempts: int = 1, unknown: int = 0, late: int = IN_FLIGHT_PER_CHANNEL) -> Report:
+    async def settle(self, *, unknown: int = 0, late: int = IN_FLIGHT_PER_CHANNEL) -> Report:
         """Wait until nothing is on its way any more, and balance the account.
 
         Args:
-            attempts, unknown, late: see `Ledger`.
+            unknown, late: see `Ledger`.
         """
         self.latency(0)
         await self.dispatched()
@@ -535,9 +422,9 @@ class World:
         refused = [sum(n for status, n in told.items() if status[0] != "2") for told in await self._statuses()]
         assert sum(refused) <= self.refused, "a fake refused what no run told it to refuse"
         assert all(each.topic == self.rows[each.row].topic for each in arrivals), "a push names another topic"
-        ledger = evolve(self._ledger(arrivals), attempts=attempts, unknown=unknown, refused=sum(refused), late=late)
-        counted = {instance.bundle_id: await self.counters(instance) for instance in self.up}
-        totals = sum((_by_outcome(each) for each in counted.values()), Counter[str]())
+        ledger = evolve(self._ledger(arrivals), unknown=unknown, refused=sum(refused), late=late)
+        counted = {instance.bundle_id: await instance.counters() for instance in self.up}
+        totals = sum((by_outcome(each) for each in counted.values()), Counter[str]())
         suppressed = totals.pop("suppressed", 0)
         report = Report(
             len(self.rows),
@@ -550,40 +437,19 @@ class World:
             sum(len(ledger.late_of(place)) for place in range(len(ledger.terms))),
         )
         assert ledger.faults() == [], f"{report.line()}; {'; '.join(term.line() for term in ledger.terms)}"
-        if attempts == 1 and not unknown:
-            assert self._miscounted(ledger, counted) == []
+        if not unknown:
+            wrong = miscounted(
+                ledger,
+                counted,
+                self.own(),
+                {device.name: device.channel for device in self.devices},
+                nobody_ended=len(counted) == len(self.instances),
+                nobody_left=not self.deleted,
+            )
+            assert wrong == []
         await self._check_webhooks(arrivals)
         self.check_logs()
         return report
-
-    def _miscounted(self, ledger: Ledger, counted: Mapping[str, Counter[Outcome]]) -> list[str]:
-        """Where the counters of those who live do not say what arrived."""
-        found = []
-        last = ledger.terms[-1]
-        if (
-            not self.deleted
-            and last.instance in counted
-            and [x.instance for x in ledger.terms].count(last.instance) == 1
-        ):
-            # All that is due above the cursor was the last holder's, and it counted each delivery once.
-            own = self.by_channel(push for push in self.own() if push[1] > last.start)
-            due = self.by_channel(push for push in ledger.expected if push[1] > last.start)
-            for channel in Channel:
-                outcomes = _of_channel(counted[last.instance], channel)
-                if outcomes.pop("suppressed", 0) != own[channel]:
-                    found.append(f"{channel.name}: {own[channel]} own messages were the last holder's to suppress")
-                if outcomes.total() != due[channel]:
-                    found.append(f"{channel.name}: {due[channel]} were due from the last holder, counted {outcomes}")
-        for name, counters in counted.items():
-            if not ledger.refused:
-                sent = sum(each.sender == name for each in ledger.arrivals)
-                found += _unequal(f"APNS of {name}", sent, _of_channel(counters, Channel.APNS))
-        if len(counted) == len(self.instances) and not ledger.refused:
-            arrived = Counter(each.channel for each in ledger.arrivals)
-            for channel in Channel:
-                outcomes = sum((_of_channel(counters, channel) for counters in counted.values()), Counter[str]())
-                found += _unequal(channel.name, arrived[channel], outcomes)
-        return found
 
     async def _statuses(self) -> list[dict[str, int]]:
         return [(await self.statistics(channel))["statuses"] for channel in Channel]
@@ -603,7 +469,7 @@ class World:
         assert judged["distinct_ids"] == len(distinct), "the id of a webhook is its own, and stays"
 
     def check_logs(self) -> None:
-        """No fault from outside is a defect to any instance, and none makes it tell what is private."""
+        """No instance complains, and none tells what is private."""
         private = [
             text
             for device in self.devices
@@ -612,11 +478,7 @@ class World:
         ]
         private += [text for topic in self.topics for text in (topic.hex(), base64.b64encode(topic).decode())]
         for instance in self.instances:
-            levels = {event.get("level") for event in instance.server.events}
-            assert levels <= {"debug", "info", "warning"}, instance.server.lines[-30:]
-            assert len(instance.server.events) == len(instance.server.lines), "something that is no event was printed"
-            text = "\n".join(instance.server.lines)
-            assert not any(value in text for value in private)
+            assert complaints(instance, private) == []
 
     def explain(self) -> None:
         """Print what the instances said, for people who look into a failure."""
@@ -674,44 +536,14 @@ class World:
 
     async def outcomes(self) -> Counter[str]:
         """Outcomes counted by the instances that are up."""
-        return sum([_by_outcome(await self.counters(instance)) for instance in self.up], Counter[str]())
+        return sum([by_outcome(await instance.counters()) for instance in self.up], Counter[str]())
 
     async def counters(self, instance: Instance) -> Counter[Outcome]:
         """What an instance counted, by channel and outcome."""
-        found: Counter[Outcome] = Counter()
-        for name, value in (await instance.metrics()).items():
-            if name.startswith("xmtp_push_deliveries_total{"):
-                found[Channel[_label(name, "channel").upper()], _label(name, "outcome")] = int(value)
-        assert found, "there is no such metric"
-        return found
+        return await instance.counters()
 
     async def _is_idle(self) -> bool:
-        for instance in self.up:
-            measured = await instance.metrics()
-            busy = [value for name, value in measured.items() if re.match("pushd_push_(retained|in_flight)", name)]
-            assert len(busy) == 1 + len(Channel), "there are no such metrics"
-            if any(busy):
-                return False
-        return True
-
-
-def _by_outcome(counters: Counter[Outcome]) -> Counter[str]:
-    found: Counter[str] = Counter()
-    for (_, outcome), count in counters.items():
-        found[outcome] += count
-    return +found
-
-
-def _of_channel(counters: Counter[Outcome], wanted: Channel) -> Counter[str]:
-    return +Counter({outcome: count for (channel, outcome), count in counters.items() if channel is wanted})
-
-
-def _unequal(what: str, sent: int, outcomes: Counter[str]) -> list[str]:
-    """An attempt that failed may have arrived or not; all others have."""
-    delivered, failed = outcomes["delivered"], outcomes["failed"]
-    if delivered <= sent <= delivered + failed:
-        return []
-    return [f"{what}: {sent} arrived, {delivered} counted as delivered and {failed} as failed"]
+        return all([await instance.is_idle() for instance in self.up])
 
 
 async def hold(world: World, statement: str, seconds: float) -> None:
@@ -722,26 +554,6 @@ async def hold(world: World, statement: str, seconds: float) -> None:
         await trio.sleep(seconds)
     finally:
         conn.close()
-
-
-def _label(sample: str, label: str) -> str:
-    found = re.search(f'{label}="([^"]*)"', sample)
-    assert found
-    return found[1]
-
-
-def _arrival(channel: Channel, request: Mapping[str, Any]) -> Arrival:
-    """The three channels carry the same fields in different places."""
-    body, headers = json.loads(request["body"]), request["headers"]
-    match channel:
-        case Channel.APNS:
-            device = headers[":path"].removeprefix("/3/device/")
-        case Channel.FCM:
-            device, body = body["message"]["token"], body["message"]["data"]
-        case Channel.HTTP:
-            device = body["recipient_id"]
-    topic = base64.b64decode(body["topic"], validate=True)
-    return Arrival(device, int(body["sequence_id"]), topic, channel, request["wall_s"], headers.get("apns-topic"))
 
 
 @asynccontextmanager
@@ -774,11 +586,9 @@ async def open_world(
         fake.tell("/reset")
     with trio.fail_after(within_s):
         async with trio.open_nursery() as nursery:
-            world = World(nursery, db, database, fakes, folder)
-            world._environ = dict(environ or {})
-            world._tables = tables
             if replica_url is not None:
-                world._tables["database"] = {**tables.get("database", {}), "replica_url": replica_url(database)}
+                tables["database"] = {**tables.get("database", {}), "replica_url": replica_url(database)}
+            world = World(nursery, db, database, fakes, folder, environ or {}, tables)
             world.latency(0)
             async with trio.open_nursery() as starting:
                 for _ in range(instances):
