@@ -42,7 +42,7 @@ from pushd.rpc.client import ClientCall, open_channel
 from pushd.rpc.gen.xmtp.backend.v1 import subscription_pb2 as wire
 from pushd.rpc.gen.xmtp.backend.v1.types_pb2 import Cursor, Topic, TopicQuery
 from tests.faults.cluster import running_db, until
-from tests.faults.ledger import Push, Row, Subscriber, expected_pushes
+from tests.faults.ledger import Push, Row, Subscriber, expected_pushes, own_pushes
 from tests.faults.proxy import Proxy, open_proxy
 from tests.faults.world import Device, Fakes, Instance, World, hold, make_devices, open_world
 
@@ -198,13 +198,16 @@ def judge_work(work: Work) -> list[str]:
     return found + balance(work)
 
 
-def judge_totals(outcomes: Mapping[str, int], taken: int, refused: int, deleted: float, dead: int) -> list[str]:
+def judge_totals(
+    outcomes: Mapping[str, int], *, taken: int, refused: int, own: int, deleted: float, dead: int
+) -> list[str]:
     """What the product counted otherwise than the fakes did, over all loads.
 
     Args:
         outcomes: of the product's deliveries.
         taken: pushes the fakes took.
         refused: pushes due to devices that refused them, who took some in the end.
+        own: pushes that would have told a device of its own message.
         deleted: recipients the product deleted as dead.
         dead: tokens that were.
     """
@@ -213,7 +216,10 @@ def judge_totals(outcomes: Mapping[str, int], taken: int, refused: int, deleted:
         found.append(f"{outcomes.get('delivered', 0)} deliveries counted, {taken} taken by the fakes")
     if outcomes.get("failed", 0) > refused:
         found.append(f"{outcomes['failed']} deliveries failed, {refused} were refused")
-    if others := {name: count for name, count in outcomes.items() if name not in ("delivered", "failed", "dead")}:
+    if outcomes.get("suppressed", 0) != own:
+        found.append(f"{outcomes.get('suppressed', 0)} deliveries suppressed, {own} were of one's own messages")
+    known = ("delivered", "failed", "dead", "suppressed")
+    if others := {name: count for name, count in outcomes.items() if name not in known}:
         found.append(f"deliveries ended otherwise: {others}")
     if deleted != dead:
         found.append(f"{deleted:g} recipients deleted as dead, {dead} tokens were")
@@ -322,6 +328,7 @@ class Soak:
         self._answers: Counter[str] = Counter()
         self._tokens_dead = 0
         self._refused = 0
+        self._own = 0
         self.peak_rss_mib = 0.0
 
     async def prepare(self) -> None:
@@ -377,6 +384,7 @@ class Soak:
             waiting=sum([await self._waiting(each) for each in world.instances]),
         )
         self._refused += len(expected_pushes(rows, work.limited))
+        self._own += len(own_pushes(rows, work.healthy))
         for channel in Channel:
             self._answers.update((await world.statistics(channel))["statuses"])
             world.fakes[channel].tell("/reset")
@@ -402,7 +410,14 @@ class Soak:
         name = 'xmtp_push_recipients_total{action="dead"}'
         deleted = sum([(await each.metrics())[name] for each in self._world.instances])
         taken = self._answers["200"] + self._answers["204"]
-        return judge_totals(await self._world.outcomes(), taken, self._refused, deleted, self._tokens_dead)
+        return judge_totals(
+            await self._world.outcomes(),
+            taken=taken,
+            refused=self._refused,
+            own=self._own,
+            deleted=deleted,
+            dead=self._tokens_dead,
+        )
 
     # Recipients
 
@@ -460,6 +475,7 @@ class Soak:
         await until(path.exists)
         told = json.loads(path.read_text())
         path.unlink()
+        assert "error" not in told, told["error"]
         return {"blocks": told["blocks"], "malloc_kib": told["malloc_bytes"] / 2**10, "types": told["types"]}
 
     def _sessions(self, instance: Instance) -> dict[str, int]:

@@ -226,34 +226,45 @@ def test_the_account_of_a_load(changes: dict[str, Any], words: list[str]) -> Non
         ({"failed": 7}, []),
         ({"delivered": 99}, ["99 deliveries counted, 100 taken by the fakes"]),
         ({"failed": 11}, ["11 deliveries failed, 10 were refused"]),
+        ({"suppressed": 4}, ["4 deliveries suppressed, 5 were of one's own messages"]),
         ({"rejected": 1}, ["deliveries ended otherwise: {'rejected': 1}"]),
     ],
 )
 def test_the_counters(outcomes: dict[str, int], words: list[str]) -> None:
-    counted = {"delivered": 100, "failed": 10, "dead": 40, **outcomes}
-    assert judge_totals(counted, taken=100, refused=10, deleted=4, dead=4) == words
+    counted = {"delivered": 100, "failed": 10, "dead": 40, "suppressed": 5, **outcomes}
+    assert judge_totals(counted, taken=100, refused=10, own=5, deleted=4, dead=4) == words
 
 
 def test_every_dead_token_is_counted_once() -> None:
-    assert judge_totals({}, 0, 0, deleted=3, dead=4) == ["3 recipients deleted as dead, 4 tokens were"]
+    assert judge_totals({}, taken=0, refused=0, own=0, deleted=3, dead=4) == [
+        "3 recipients deleted as dead, 4 tokens were"
+    ]
 
 
 # What looks from inside
 
 _ASKED = """
 import os, signal, time
+from pushd.channels.http2.engine import Wire
 from pushd.ops.history import History
 from pushd.rpc.machine.http2 import Http2
 from pushd.store.dispatch_pages import PageReader
 history, reader, connection = History(None), PageReader(None), Http2.__new__(Http2)
 connection._closed_streams = {}
+wire = Wire()
+wire.initiate_connection()
 kept = []
 while line := input():
+    if line == "mistake":
+        del reader._configs
     if line == "leak":
         kept += [f"{number} of some length" for number in range(5_000)]
     if line == "fill":
         reader._configs.update((number, str(number)) for number in range(5_000))
         connection._closed_streams.update((1_000 + number, str(number)) for number in range(4_000))
+        for number in range(100):
+            wire.send_request(2 * number + 1, bytes([0x83]))
+            wire.reset_stream(2 * number + 1)
         for number in range(80):
             history.add([str(each) for each in range(200)])
     os.kill(os.getpid(), signal.SIGUSR1)
@@ -283,9 +294,13 @@ def test_what_is_kept_is_seen_from_inside_and_what_is_bounded_is_not(tmp_path: P
         before = ask("again")
         filled = ask("fill")
         leaked = ask("leak")
+        mistaken = ask("mistake")
         process.stdin.close()
         process.kill()
     assert abs(filled["blocks"] - before["blocks"]) < 1_000
     assert 5_000 <= leaked["blocks"] - filled["blocks"] < 6_000
+    assert "AttributeError" in mistaken["error"]
+    assert "pushd.channels.http2.engine.Wire" in filled["types"]
+    assert "h2.stream.H2Stream" not in filled["types"]
     assert before["types"]["pushd.ops.history.History"] == 1
     assert before["malloc_bytes"] == 0 or before["malloc_bytes"] > 2**20

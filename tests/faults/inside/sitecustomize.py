@@ -13,6 +13,7 @@ import json
 import os
 import signal
 import sys
+import traceback
 from collections import Counter
 from typing import Any
 
@@ -28,14 +29,19 @@ def forget_bounded() -> None:
     for each in gc.get_objects():
         if isinstance(each, functools._lru_cache_wrapper):
             each.cache_clear()
-        match type(each).__name__:
-            case "PageReader":
+        match _name(each):
+            case "pushd.store.dispatch_pages.PageReader":
                 each._configs.clear()
-            case "History":
+            case "pushd.ops.history.History":
                 while len(each._readings) > 1:
                     each._readings.popleft()
-            case "Http2":  # of a gRPC connection: the newest 4,096 streams
+            case "pushd.rpc.machine.http2.Http2":  # of a gRPC connection: the newest 4,096 streams
                 each._closed_streams.clear()
+            case (
+                "pushd.channels.http2.engine.Wire"
+            ):  # to a provider: the newest 128 requests, let go of at the next count
+                each._until_count = 0
+                each.open_outbound_streams  # noqa: B018
 
 
 def measure() -> dict[str, Any]:
@@ -48,8 +54,12 @@ def measure() -> dict[str, Any]:
     forget_bounded()
     gc.collect()
     blocks = sys.getallocatedblocks()
-    types = Counter(f"{type(each).__module__}.{type(each).__qualname__}" for each in gc.get_objects())
+    types = Counter(map(_name, gc.get_objects()))
     return {"blocks": blocks, "malloc_bytes": _malloc_bytes(), "types": types}
+
+
+def _name(each: object) -> str:
+    return f"{type(each).__module__}.{type(each).__qualname__}"
 
 
 def _malloc_bytes() -> int:
@@ -66,8 +76,12 @@ def install(folder: str) -> None:
 
     def answer(signum: int, frame: object) -> None:
         path = os.path.join(folder, str(os.getpid()))
+        try:
+            told = measure()
+        except Exception:  # raised here, it would end the instance
+            told = {"error": traceback.format_exc()}
         with open(f"{path}.new", "w") as file:
-            json.dump(measure(), file)
+            json.dump(told, file)
         os.replace(f"{path}.new", path)
 
     signal.signal(signal.SIGUSR1, answer)
