@@ -367,13 +367,6 @@ class World:
     async def statistics(self, channel: Channel) -> dict[str, Any]:
         return await trio.to_thread.run_sync(self.fakes[channel].stats, abandon_on_cancel=True)
 
-    async def quiet(self) -> None:
-        """Return once nothing has arrived for a while."""
-        before = -1
-        while (now := await self.requests()) != before:
-            before = now
-            await trio.sleep(1)
-
     async def received_more(self, count: int) -> None:
         """Return once so many further pushes have arrived."""
         before = await self.requests()
