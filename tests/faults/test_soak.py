@@ -244,31 +244,48 @@ def test_every_dead_token_is_counted_once() -> None:
 # What looks from inside
 
 _ASKED = """
-import os, signal, time
+import os, signal, sys
+import trio
 from pushd.channels.http2.engine import Wire
 from pushd.ops.history import History
 from pushd.rpc.machine.http2 import Http2
 from pushd.store.dispatch_pages import PageReader
-history, reader, connection = History(None), PageReader(None), Http2.__new__(Http2)
+
+history, reader, connection, wire = History(None), PageReader(None), Http2.__new__(Http2), Wire()
 connection._closed_streams = {}
-wire = Wire()
 wire.initiate_connection()
 kept = []
-while line := input():
-    if line == "mistake":
-        del reader._configs
-    if line == "leak":
-        kept += [f"{number} of some length" for number in range(5_000)]
-    if line == "fill":
-        reader._configs.update((number, str(number)) for number in range(5_000))
-        connection._closed_streams.update((1_000 + number, str(number)) for number in range(4_000))
-        for number in range(100):
-            wire.send_request(2 * number + 1, bytes([0x83]))
-            wire.reset_stream(2 * number + 1)
-        for number in range(80):
-            history.add([str(each) for each in range(200)])
-    os.kill(os.getpid(), signal.SIGUSR1)
-    print(line, flush=True)
+answer = os.path.join(os.environ["PUSHD_SOAK_INSIDE"], str(os.getpid()))
+
+def do(order):
+    match order:
+        case "leak":
+            kept.extend(f"{number} of some length" for number in range(5_000))
+        case "mistake":
+            del reader._configs
+        case "fill":
+            reader._configs.update((number, str(number)) for number in range(5_000))
+            connection._closed_streams.update((1_000 + number, str(number)) for number in range(4_000))
+            for number in range(100):
+                wire.send_request(2 * number + 1, bytes([0x83]))
+                wire.reset_stream(2 * number + 1)
+                history.add([str(each) for each in range(200)])
+
+async def main():
+    async with trio.lowlevel.FdStream(0) as orders:
+        async for line in orders:
+            order = line.decode().strip()
+            do(order)
+            if order == "fill":
+                for _ in range(500):
+                    with trio.fail_after(1_000):
+                        await trio.lowlevel.checkpoint()
+            os.kill(os.getpid(), signal.SIGUSR1)
+            while not os.path.exists(answer):
+                await trio.sleep(0.01)
+            print(order, flush=True)
+
+trio.run(main)
 """
 
 
@@ -287,7 +304,9 @@ def test_what_is_kept_is_seen_from_inside_and_what_is_bounded_is_not(tmp_path: P
             process.stdin.write(f"{line}\n")
             process.stdin.flush()
             process.stdout.readline()
-            told: dict[str, Any] = json.loads((tmp_path / str(process.pid)).read_text())
+            path = tmp_path / str(process.pid)
+            told: dict[str, Any] = json.loads(path.read_text())
+            path.unlink()
             return told
 
         ask("first")
