@@ -134,7 +134,7 @@ def http2() -> dict[str, bytes]:
         "settings": frame(4, 0, 0, b"\0\3\0\0\0\1\0\4\0\0\0\0\0\5\0\0\x40\0") + frame(PING, 0, 0, bytes(8)),
         "window": frame(8, 0, 0, b"\x7f\xff\xff\xff") + frame(8, 0, 1, b"\0\0\0\1"),
         "table": frame(HEADERS, 4, 1, b"\x3f\xe1\x1f" + status + b"\x40\1a\1b") + frame(DATA, 9, 1, b"\3abc\0\0\0"),
-        "long": frame(HEADERS, 4, 1, not_found) + b"".join(frame(DATA, 0, 1, b"x" * 16_384) for _ in range(2)),
+        "long": frame(HEADERS, 4, 1, not_found) + b"".join(frame(DATA, end, 1, b"x" * 16_384) for end in (0, 1)),
         "push": frame(5, 4, 1, b"\0\0\0\2" + b"\x82"),
     }
     early = {"before": b"\1" + made["answer"], "settings-before": b"\1" + made["settings"] + made["answer"]}
