@@ -1,13 +1,14 @@
-"""Moments that several runs wait for: locks held for the length of a block, what an instance logged, and when."""
+"""What several runs use: locks held for a block, what an instance logged and when, and what cannot be shown here."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import datetime
-from typing import Any
+from typing import Any, NoReturn
 
 import psycopg
+import pytest
 import trio
 
 from tests.faults.world import Instance, World
@@ -42,3 +43,12 @@ def newest(world: World) -> int:
 def settled(world: World) -> int:
     """The closed allocation boundary."""
     return int(world.ask("SELECT closed_sequence_id FROM allocation_boundary")[0][0])
+
+
+def not_shown(what: str, why: str) -> NoReturn:
+    """End a run whose fault cannot be made on this machine, and have the summary say so.
+
+    For what the machine lacks or forbids, found out before anything else is tried. A fault that can be made and has
+    no effect is a failure.
+    """
+    pytest.skip(f"not shown: {what}; {why}")
