@@ -12,7 +12,7 @@ import trio.testing
 from hyperframe.frame import DataFrame
 
 from pushd.errors import Code, StatusError
-from pushd.rpc.calls import Call
+from pushd.rpc.calls import Call, Reason
 from pushd.rpc.machine import CallOpened, HalfClosed, MessageReceived, Status
 from pushd.rpc.wire import Wire
 from tests.rpc.frames import frame
@@ -134,6 +134,20 @@ async def test_requests_that_share_a_slow_line_are_read_to_their_ends(autojump_c
 
 async def _receive(call: Call) -> None:
     assert await call.receive() == b"x" * 150_000
+
+
+async def test_a_handler_that_waits_for_room_only_ends_with_its_stream() -> None:
+    """The reset comes when the handler has been woken already, by room for what it sent before."""
+    async with rig() as r:
+        call = r.open()
+        call.begin()
+        with call.scope:
+            r.feed(frame(3, 0, call.stream_id, b"\0\0\0\x08"))
+            call.cancel(Reason.PEER)
+            for _ in range(1_000):
+                call.send_nowait(b"a")
+                await call.wait_room()
+        assert call.scope.cancelled_caught
 
 
 @pytest.mark.parametrize(("waiting", "per_s"), [(200_000, SLOWEST), (2_000, 1)], ids=["much", "little"])

@@ -121,6 +121,10 @@ class Stream:
         self.finished = False  # nothing more will be queued
 
 
+def _nobody(event: MachineEvent) -> None:
+    """Nobody is told."""
+
+
 class Endpoint:
     """Base of the server's and the client's machine.
 
@@ -171,7 +175,7 @@ class Endpoint:
             h2e.PingAckReceived: self._unpaid_frame,
             h2e.UnknownFrameReceived: self._unpaid_frame,
         }
-        self.on_evicted: Callable[[MachineEvent], None] = lambda event: None
+        self.on_evicted: Callable[[MachineEvent], None] = _nobody
         self.received = 0  # bytes of messages, over all streams
         self.sent = 0
         self.handshaken = False  # the peer's first SETTINGS arrived
@@ -300,6 +304,7 @@ class Endpoint:
     def drop_all(self) -> None:
         """The socket is gone: forgets every stream, so that the budget gets back what was held."""
         self.closed = True
+        self.on_evicted = _nobody
         for stream in list(self._streams.values()):
             self._drop(stream)
 
