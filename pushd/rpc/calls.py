@@ -33,8 +33,8 @@ class Reason(enum.Enum):
 class Call:
     """A call being served.
 
-    Handlers may read `path`, `headers` (names in lower case), `peer` (an address, private) and `deadline` (Trio's
-    clock, infinite when the caller set none) of `current_call()`.
+    Handlers may read `path`, `peer` (an address, private) and `deadline` (Trio's clock, infinite when the caller set
+    none) of `current_call()`.
     """
 
     __slots__ = (
@@ -87,8 +87,16 @@ class Call:
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """The request's metadata; repeated names are joined by a comma."""
+        """The request's metadata, for the credential's sake; repeated names are joined by a comma.
+
+        Empty from the moment that the request itself is looked at. A few bytes on the wire can be 45 KB of headers, and
+        calls that anybody may make can be open in any number for any time.
+        """
         return self.request.headers
+
+    def forget_headers(self) -> None:
+        """Nobody needs them any more."""
+        self.request.headers.clear()
 
     @property
     def deadline(self) -> float:
@@ -160,6 +168,7 @@ class Call:
             RequestFault: as for `receive`, or the number of messages is not one.
             StatusError: the peer stalled before the request was complete.
         """
+        self.forget_headers()
         while not self._ended and self._fault is None and len(self._inbox) < 2:
             await self._wait_more(inside=True)
         if self._fault is not None:
@@ -265,5 +274,6 @@ def current_call() -> Call:
 
 
 def enter_call(call: Call) -> None:
-    """Makes `call` the current one of this task and the tasks it starts."""
+    """Makes `call` the current one of this task and the tasks it starts: its handler runs from here on."""
+    call.forget_headers()
     _current.set(call)

@@ -318,15 +318,15 @@ async def test_a_handler_can_look_at_its_call() -> None:
 
     def act(data: bytes) -> bytes:
         call = current_call()
-        seen.append((call.path, call.headers["x-app-version"], call.peer, call.deadline - trio.current_time()))
+        seen.append((call.path, call.peer, call.deadline - trio.current_time()))
         return call.request_id.encode()
 
     with trio.fail_after(10):
         async with serving(Echo(act)) as server, raw_client(server.port) as client:
-            answer = await client.call(framed(b"x"), x_app_version="7", grpc_timeout="5S")
+            answer = await client.call(framed(b"x"), grpc_timeout="5S")
     assert answer.headers["x-request-id"].encode() in answer.messages[0]
-    ((path, version, peer, left),) = seen
-    assert (path, version, peer) == (UNARY, "7", "127.0.0.1")
+    ((path, peer, left),) = seen
+    assert (path, peer) == (UNARY, "127.0.0.1")
     assert 0 < left <= 5
     with pytest.raises(LookupError):
         current_call()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, suppress
 
 import pytest
@@ -19,6 +19,7 @@ from tests.rpc.harness import (
     BIDI,
     CLIENT,
     HANG,
+    HANG_CLIENT,
     HANG_STREAM,
     REQUEST,
     SERVER,
@@ -323,6 +324,28 @@ async def test_a_header_list_over_the_limit_ends_the_connection() -> None:
                 assert client.goaway is not None
             async with raw_client(server.port) as client:
                 assert (await client.call(framed(b"x"), x_large="v" * 12_000)).code == Code.OK
+
+
+@over_both
+async def test_calls_that_wait_hold_no_headers() -> None:
+    """A stream that never ends, one that reads nothing, one at work and one whose request is not complete."""
+    seen: list[str] = []
+    waiting = {"/grpc.health.v1.Health/Watch": b"\0\0\0\0\0", HANG_CLIENT: b"", HANG: framed(b"x"), UNARY: b"\0\0\0"}
+
+    def authenticate(path: str, headers: Mapping[str, str]) -> None:
+        seen.append(headers["authorization"])
+
+    with trio.fail_after(20):
+        async with serving(authenticate=authenticate) as server, raw_client(server.port) as client:
+            for path, body in waiting.items():
+                end = path not in (HANG_CLIENT, UNARY)
+                await client.open(body, end=end, p_path=path, authorization=path, x="v" * 9_000)
+            await _first_message(client)
+            await eventually(lambda: server.echo.hanging == 2 and len(seen) == 3)
+            (connection,) = connections()
+            assert [call.path for call in connection._calls.values()] == list(waiting)
+            assert [dict(call.headers) for call in connection._calls.values()] == [{}] * 4
+    assert sorted(seen) == sorted([HANG_CLIENT, HANG, UNARY])
 
 
 @over_both

@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import binascii
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from urllib.parse import quote, unquote
 
 from attrs import field, frozen
@@ -45,12 +45,13 @@ class Refusal:
 class Request:
     """The headers of one call.
 
-    `headers` has the non-pseudo headers, names in lower case, repeated ones joined by a comma (RFC 9110 §5.3);
-    `timeout_s` is None when the caller set none. `refusal` says why the call cannot be served whatever its path.
+    `headers` has the non-pseudo headers, names in lower case, repeated ones joined by a comma (RFC 9110 §5.3); whoever
+    has judged them clears them. `timeout_s` is None when the caller set none. `refusal` says why the call cannot be
+    served whatever its path.
     """
 
     path: str
-    headers: Mapping[str, str] = field(repr=False)
+    headers: dict[str, str] = field(repr=False)
     timeout_s: float | None
     refusal: Refusal | None
 
