@@ -68,9 +68,9 @@ MAX_SESSIONS = 8  # of an instance's pool; a burst opens all of them before the 
 # Of the work that a load ought to come to, for the run to say anything.
 ENOUGH = 0.5
 RATES = {"rows": ROWS_PER_S, "recipients": CHURN_PER_S, "dead tokens": DEAD_PER_S, "streams": STREAMS_PER_S}
-# What may be more at the last rest than at the second one, however many loads lie between. Equal rests differ by some
-# hundred blocks and some ten KiB; one block for each stream of an instance comes to seven hundred in one load.
-SPARE_BLOCKS = 800.0
+# What may be more at the last rest than at the second one, however many loads lie between. Equal rests differ by less
+# than a hundred blocks and some ten KiB; one block for each stream of an instance comes to seven hundred in one load.
+SPARE_BLOCKS = 600.0
 SPARE_KIB = 256.0
 # Pages, with what is free in them: they move by a few MiB with what comes together.
 SPARE_RSS_MIB = 8.0

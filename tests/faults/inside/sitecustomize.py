@@ -24,6 +24,12 @@ class _Mallinfo(ctypes.Structure):
     _fields_ = [(f"field{number}", ctypes.c_size_t) for number in range(10)]
 
 
+# Made once: each library object brings types of its own, and they would be counted.
+_MALLINFO = getattr(ctypes.CDLL(None), "mallinfo2", None)
+if _MALLINFO is not None:
+    _MALLINFO.restype = _Mallinfo
+
+
 def forget_bounded() -> None:
     """Empty what holds up to a fixed number of things, so that what is left is not meant to be kept."""
     for each in gc.get_objects():
@@ -65,11 +71,9 @@ def _name(each: object) -> str:
 
 
 def _malloc_bytes() -> int:
-    mallinfo = getattr(ctypes.CDLL(None), "mallinfo2", None)
-    if mallinfo is None:
+    if _MALLINFO is None:
         return 0
-    mallinfo.restype = _Mallinfo
-    told = mallinfo()
+    told = _MALLINFO()
     return int(told.field7 + told.field4)  # in use: uordblks in arenas, hblkhd by pages
 
 
