@@ -37,7 +37,8 @@ from pushd.rpc.gen.xmtp.backend.v1 import notification_pb2 as wire
 from pushd.rpc.gen.xmtp.backend.v1 import publish_pb2
 from pushd.rpc.gen.xmtp.backend.v1.types_pb2 import ClientEnvelope
 from tests.faults.cluster import DbProcess, until
-from tests.faults.instance import Instance, Outcome
+from tests.faults.instance import Instance as Instance
+from tests.faults.instance import Outcome
 from tests.faults.judge import Report, arrival_of, by_outcome, complaints, miscounted
 from tests.faults.judge import Tell as Tell
 from tests.faults.ledger import Arrival, Ledger, Push, Row, Subscriber, Term, expected_pushes, own_pushes
@@ -72,6 +73,8 @@ class Device:
     commits: bool = False
     key: bytes = field(default=b"", repr=False)
     """With which its owner tags what they send, and which keeps that from coming back to them."""
+    topics: int = TOPICS
+    """How many topics it follows, the first ones."""
 
 
 def make_devices(per_channel: int, channels: Iterable[Channel] = Channel) -> list[Device]:
@@ -205,7 +208,7 @@ class World:
     # Recipients
 
     async def register(self, devices: Iterable[Device], *, port: int | None = None) -> None:
-        """Register and subscribe each to every topic. `port` is a proxy's, for webhooks."""
+        """Register and subscribe each to its topics. `port` is a proxy's, for webhooks."""
         for device in devices:
             identity: dict[str, Any] = {"recipient_id": device.recipient_id, "recipient_secret": device.secret}
             request = wire.RegisterRequest(**identity)
@@ -222,7 +225,10 @@ class World:
             keys: dict[str, Any] = {}
             if device.key:  # in the epochs before, now and next
                 keys = {"hmac_epoch_base": int(time.time()) // EPOCH_S - 1, "hmac_keys": [device.key] * 3}
-            adds = [wire.Subscription(topic=topic, include_commits=device.commits, **keys) for topic in self.topics]
+            adds = [
+                wire.Subscription(topic=topic, include_commits=device.commits, **keys)
+                for topic in self.topics[: device.topics]
+            ]
             update = wire.UpdateSubscriptionsRequest(**identity, adds=adds)
             await self.call("NotificationService/Register", request, wire.RecipientState)
             await self.call("NotificationService/UpdateSubscriptions", update, wire.RecipientState)
@@ -498,7 +504,7 @@ class World:
         return [
             Subscriber(device.name, topic, device.commits, self.since.get(device.name, 0))
             for device in self.devices
-            for topic in self.topics
+            for topic in self.topics[: device.topics]
         ]
 
     @property
@@ -559,7 +565,7 @@ async def open_world(
     url: Callable[[str], str] | None = None,
     replica_url: Callable[[str], str] | None = None,
     environ: Mapping[str, str] | None = None,
-    devices: int = DEVICES_PER_CHANNEL,
+    devices: int | Sequence[Device] = DEVICES_PER_CHANNEL,
     webhook_port: int | None = None,
     within_s: float = RUN_S,
     **tables: Any,
@@ -570,6 +576,7 @@ async def open_world(
         url: what the instances are told instead of the database's own URL, for instance one through a proxy.
         replica_url: the replica's URL, made of the database's.
         environ: of the instances.
+        devices: the recipients, or how many of them on each channel.
         webhook_port: of a proxy in front of the webhook receiver.
         within_s: the run fails, rather than hangs, when the block takes longer.
         tables: of every instance's configuration.
@@ -588,7 +595,7 @@ async def open_world(
                     starting.start_soon(partial(world.start, url=url(database) if url else None))
             try:
                 nursery.start_soon(world.watch.run)
-                coming = make_devices(devices)
+                coming = make_devices(devices) if isinstance(devices, int) else list(devices)
                 coming[1] = evolve(coming[1], key=secrets.token_bytes(KEY_BYTES))
                 await world.register(coming, port=webhook_port)
                 yield world
