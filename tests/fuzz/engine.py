@@ -20,7 +20,7 @@ import signal
 import tempfile
 import time
 import traceback
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -43,7 +43,8 @@ GROWTH_MIB, GROWTH_OF_INPUTS_MIB = 8.0, 16.0
 PEAK_MIB = 32.0  # what one input, or one series of them, may take for the moment
 SPACE_BYTES = 2**32
 _FORK = multiprocessing.get_context("fork")
-_SHARED_BYTES = 2**23
+HISTORY = 10  # series that are tried together when the last alone does not fail again
+_SHARED_BYTES = 2**25
 
 
 class Found(Exception):
@@ -154,20 +155,24 @@ def fuzz(target: Target, number: int, seconds: float) -> dict[str, Any]:
     if not isinstance(result, Failure):
         assert isinstance(result, dict)
         return result
-    tried, size = (int.from_bytes(shared.read(8), "big") for _ in range(2))
-    series = unpacked(shared.read(size))
-    raise Found(f"seed {number}, after {tried} inputs: {kept(target, series, result)}")
+    tried, size, last = (int.from_bytes(shared.read(8), "big") for _ in range(3))
+    latest = unpacked(shared.read(size))
+    earlier, series = latest[: len(latest) - last], latest[len(latest) - last :]
+    raise Found(f"seed {number}, after {tried} inputs: {kept(target, series, result, earlier)}")
 
 
 def _work(target: Target, number: int, seconds: float, shared: mmap.mmap) -> dict[str, Any]:
     tried = 0
     slowest_s = 0.0
     reached: Counter[str] = Counter()
+    latest: deque[list[bytes]] = deque(maxlen=HISTORY if target.series > 1 else 1)
 
     def run(series: list[bytes]) -> None:
         nonlocal tried, slowest_s
-        text = packed(series)
-        shared[: 16 + len(text)] = tried.to_bytes(8, "big") + len(text).to_bytes(8, "big") + text
+        latest.append(series)
+        text = packed([data for one in latest for data in one])
+        head = b"".join(number.to_bytes(8, "big") for number in (tried, len(text), len(series)))
+        shared[: len(head) + len(text)] = head + text
         began = time.perf_counter()
         reached.update(target.run(series))
         tried += len(series)
@@ -189,7 +194,7 @@ def _work(target: Target, number: int, seconds: float, shared: mmap.mmap) -> dic
         run(list(itertools.islice(source, target.series)))  # at least, however busy the machine is
         while time.monotonic() - began < seconds:
             run(list(itertools.islice(source, target.series)))
-        shared[8:16] = bytes(8)  # what has grown has no one input
+        shared[8:24] = bytes(16)  # what has grown has no one input
         after = target.vitals()
         spent_s = time.monotonic() - began
     for name, value in after.items():
@@ -211,8 +216,18 @@ def _in_series(data: list[bytes], size: int) -> list[list[bytes]]:
     return [data[start : start + size] for start in range(0, len(data), size)]
 
 
-def kept(target: Target, series: list[bytes], failure: Failure) -> str:
-    """Keep what broke a promise, first as it was and then as short as it can be; where, and what happened."""
+def kept(target: Target, series: list[bytes], failure: Failure, earlier: list[bytes] | None = None) -> str:
+    """Keep what broke a promise, first as it was and then as short as it can be.
+
+    Args:
+        target: whose promise.
+        series: the inputs it was given since the last moment of rest.
+        failure: how that ended.
+        earlier: what it was given before, which a database may remember for longer.
+
+    Returns:
+        Where it is, and what happened.
+    """
     if not series:
         return failure.text
     data = _as_file(target, series)
@@ -225,7 +240,9 @@ def kept(target: Target, series: list[bytes], failure: Failure) -> str:
         again = attempt(target, shorter)
         return again is not None and again.kind == failure.kind
 
-    if not fails(series):
+    whole = (earlier or []) + series
+    series = next((one for one in (series, whole) if fails(one)), [])
+    if not series:
         return f"kept as {_place(path)}, yet it does not happen again on a fresh start\n{failure.text}"
     short = shortest(
         series, target.pieces, fails, time.monotonic() + (SHORTEN_S if target.series == 1 else SHORTEN_SERIES_S)

@@ -170,7 +170,7 @@ class Urls(Target):
     """Webhook URLs, in whatever bytes."""
 
     name = "urls"
-    mutations = 8
+    mutations = 4
 
     def made(self) -> st.SearchStrategy[bytes]:
         hosts = [

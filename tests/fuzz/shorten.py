@@ -27,7 +27,7 @@ def shortest(series: list[bytes], pieces: Callable[[bytes], list[bytes]], fails:
 
 
 def _fewest(parts: list[bytes], fails: Fails, deadline: float) -> list[bytes]:
-    size = len(parts)
+    size = max(1, len(parts) // 2)
     while size:
         start = 0
         while start < len(parts):

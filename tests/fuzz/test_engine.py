@@ -113,6 +113,7 @@ class Remembers(Toy):
     """Like a server: the guilt shows at the end of a series, and here it takes two inputs to be guilty."""
 
     series = 10
+    for_ever = False
 
     @contextmanager
     def opened(self) -> Iterator[None]:
@@ -124,13 +125,23 @@ class Remembers(Toy):
         return ""
 
     def settle(self) -> None:
-        seen, self._seen = self._seen, set()
+        seen = self._seen
+        if not self.for_ever:
+            self._seen = set()
         assert len(seen) < 2, "it remembers"
 
 
-def test_series_is_kept_where_inputs_share_the_guilt(corpus: Path) -> None:
+class RemembersForEver(Remembers):
+    """Like a database: one input of a series and one of a later one."""
+
+    series = 2
+    for_ever = True
+
+
+@pytest.mark.parametrize("kind", [Remembers, RemembersForEver])
+def test_series_is_kept_where_inputs_share_the_guilt(corpus: Path, kind: type[Remembers]) -> None:
     with pytest.raises(Found, match="it remembers"):
-        fuzz(Remembers(refuse), 1, 60)  # type: ignore[arg-type]
+        fuzz(kind(refuse), 1, 60)  # type: ignore[arg-type]
     (kept,) = corpus.glob("found-*")
     series = unpacked(kept.read_bytes())
     assert len(series) == 2
