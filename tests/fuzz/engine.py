@@ -36,8 +36,8 @@ CORPUS = Path(__file__).parent / "corpus"
 # For one input. The slowest fair one takes a tenth of a second of the processor; waiting costs a busy machine nothing.
 CPU_S, LIMIT_S = 5.0, 30.0
 SHORTEN_S, SHORTEN_SERIES_S = 90.0, 300.0
-WARM, WARM_SERIES = 0.15, 5  # of the time, and at least so many series, before what is held is first measured
-WARM_INPUTS = 500  # where a series is one input: hypothesis has filled its caches then
+WARM, WARM_SERIES = 0.15, 5  # of the time, and so many series if half the time allows, before memory is first measured
+WARM_INPUTS = 300  # where a series is one input: hypothesis has filled its caches then
 # What may have come to stay: a little for caches and for freed memory that is given back late, 1 KiB an input at first.
 GROWTH_MIB, GROWTH_OF_INPUTS_MIB = 8.0, 16.0
 PEAK_MIB = 32.0  # what one input, or one series of them, may take for the moment
@@ -186,11 +186,11 @@ def _work(target: Target, number: int, seconds: float, shared: mmap.mmap) -> dic
             run(series)
         began = time.monotonic()
         warming = WARM_INPUTS if target.series == 1 else WARM_SERIES * target.series
-        while time.monotonic() - began < seconds * WARM or warming > 0:
+        reached.clear()  # the share is one of made inputs
+        while (spent_s := time.monotonic() - began) < seconds * WARM or (warming > 0 and spent_s < seconds / 2):
             warming -= target.series
             run(list(itertools.islice(source, target.series)))
         before, warm = target.vitals(), tried
-        reached.clear()
         run(list(itertools.islice(source, target.series)))  # at least, however busy the machine is
         while time.monotonic() - began < seconds:
             run(list(itertools.islice(source, target.series)))
