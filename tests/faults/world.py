@@ -435,6 +435,10 @@ class World:
             suppressed,
             sum(len(ledger.late_of(place)) for place in range(len(ledger.terms))),
         )
+        for place, term in enumerate(ledger.terms):
+            if late_ones := [each.wall_s for each in ledger.late_of(place)]:
+                span = f"{min(late_ones):.3f} to {max(late_ones):.3f}"
+                print(f"[{term.line()}] ended at {term.ended_s}, {len(late_ones)} pushes arrived later, at {span}")
         assert ledger.faults() == [], f"{report.line()}; {'; '.join(term.line() for term in ledger.terms)}"
         if not unknown:
             wrong = miscounted(
