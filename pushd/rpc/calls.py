@@ -220,7 +220,8 @@ class Call:
         Raises:
             StatusError: the peer takes nothing for too long, or too little where much waits; see `_wait_more`.
         """
-        if self.scope.cancel_called:  # a stream that is gone has room for ever: its handler need not wait anywhere else
+        if self.reason is not None or self.verdict is not None:
+            # A stream that is gone has room for ever, and its handler need not wait for anything else.
             await trio.lowlevel.checkpoint_if_cancelled()
         while (before := self._machine.waiting_bytes(self.stream_id)) > limit:
             sent = self._machine.sent
