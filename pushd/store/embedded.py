@@ -34,6 +34,7 @@ START_S = 30.0
 STOP_S = 20.0
 _SOCKET_PATH_BYTES = 107  # sun_path of Linux holds 108 bytes with the closing NUL
 _SOCKET_NAME = ".s.PGSQL.5432"
+_PASSED = frozenset({"HOME", "LANG", "PATH", "TMPDIR"})
 
 SETTINGS = {
     "max_connections": "100",
@@ -109,8 +110,13 @@ def _account(data_dir: Path) -> _Account:
 
 
 def _environment() -> dict[str, str]:
-    """Without PG* variables, which would redirect the server's tools, and with a fixed locale."""
-    return {key: value for key, value in os.environ.items() if not key.startswith("PG")} | {"LC_ALL": "C", "TZ": "UTC"}
+    """What a program needs to run at all, and a fixed locale.
+
+    Not PG* variables, which would redirect the server's tools, and none that `env:NAME` may have named: each of the
+    server's processes would show the provider's key to whoever may read its /proc entry.
+    """
+    passed = {key: value for key, value in os.environ.items() if key in _PASSED or key.startswith(("LD_", "DYLD_"))}
+    return passed | {"LC_ALL": "C", "TZ": "UTC"}
 
 
 def _run(account: _Account, argv: Sequence[str]) -> subprocess.CompletedProcess[bytes]:

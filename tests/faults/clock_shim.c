@@ -1,5 +1,5 @@
 /* Shifts the wall clock of a process by what a shared file says at the moment: preload it with LD_PRELOAD and name the
- * file in CLOCK_OFFSET_FILE; it holds one int64 of nanoseconds in the machine's byte order. Only the wall clock steps,
+ * file in LD_CLOCK_OFFSET_FILE; it holds one int64 of nanoseconds in the machine's byte order. Only the wall clock steps,
  * as when a clock is set: monotonic clocks go on.
  */
 #define _GNU_SOURCE
@@ -18,7 +18,7 @@ static int (*real_clock_gettime)(clockid_t, struct timespec *);
 __attribute__((constructor)) static void begin(void)
 {
     real_clock_gettime = (int (*)(clockid_t, struct timespec *))dlsym(RTLD_NEXT, "clock_gettime");
-    const char *path = getenv("CLOCK_OFFSET_FILE");
+    const char *path = getenv("LD_CLOCK_OFFSET_FILE");
     int fd = path ? open(path, O_RDONLY | O_CLOEXEC) : -1;
     if (fd < 0)
         return;

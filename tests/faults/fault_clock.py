@@ -39,7 +39,7 @@ class SteppedClock:
 
     @property
     def environ(self) -> dict[str, str]:
-        return {"LD_PRELOAD": str(self.library), "CLOCK_OFFSET_FILE": str(self.offset)}
+        return {"LD_PRELOAD": str(self.library), "LD_CLOCK_OFFSET_FILE": str(self.offset)}
 
     def step(self, seconds: float) -> None:
         """Show a time so far from the true one, from now on."""

@@ -466,7 +466,7 @@ class World:
         """Each is signed with its recipient's key, and its id is the same when it comes again."""
         judged = await self.statistics(Channel.HTTP)
         assert judged["no_key"] == 0
-        if "CLOCK_OFFSET_FILE" not in self._environ:  # a stepped clock makes stamps that no receiver may accept
+        if "LD_CLOCK_OFFSET_FILE" not in self._environ:  # a stepped clock makes stamps that no receiver may accept
             assert judged["bad_signature"] == 0, "a receiver would not accept these"
         distinct = {each.push for each in arrivals if each.channel is Channel.HTTP}
         assert judged["distinct_ids"] == len(distinct), "the id of a webhook is its own, and stays"

@@ -57,6 +57,21 @@ def test_survives_sigkill_of_its_owner_and_loses_nothing(data_dir: Path) -> None
         server.stop()
 
 
+def test_S098_the_server_is_not_given_the_secrets_of_its_owner(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPERATORS_APNS_KEY", "private-key")
+    monkeypatch.setenv("PGHOST", "elsewhere.example")
+    server = embedded.start(data_dir, FAST)
+    try:
+        with psycopg.connect(server.url) as conn:
+            conn.execute("CREATE TEMP TABLE seen (line text)")
+            conn.execute("COPY seen FROM PROGRAM 'env'")
+            names = {line.partition("=")[0] for (line,) in conn.execute("SELECT line FROM seen").fetchall()}
+        assert "PATH" in names
+        assert not names & {"OPERATORS_APNS_KEY", "PGHOST"}
+    finally:
+        server.stop()
+
+
 def test_changes_no_mode_outside_and_lets_no_other_user_in(data_dir: Path) -> None:
     program = embedded.binaries()
     before = _modes(data_dir.parent) | _modes(program)
