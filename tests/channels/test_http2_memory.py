@@ -7,6 +7,7 @@ import h2.connection
 import h2.events
 import pytest
 
+from pushd.bounded_h2 import MAX_RESET_STREAMS
 from pushd.channels.http2.engine import ErrorCodes, Wire, literal
 from tests.channels.http2_peer import DATA, HEADERS, frame
 
@@ -59,7 +60,7 @@ def test_a_late_frame_of_a_stream_reset_long_ago_costs_only_itself(kind: int) ->
     pair.exchange()
     pair.wire.reset_stream(late, ErrorCodes.CANCEL)
     pair.exchange()
-    pair.succeed(Wire.MAX_CLOSED_STREAMS + 256)
+    pair.succeed(MAX_RESET_STREAMS + 256)
     payload = b"\x88" if kind == HEADERS else b"x"  # ":status: 200", RFC 7541 appendix A
     pair.wire.receive_data(frame(kind, 4 if kind == HEADERS else 0, late, payload))
     pair.succeed(1)
@@ -67,7 +68,7 @@ def test_a_late_frame_of_a_stream_reset_long_ago_costs_only_itself(kind: int) ->
 
 def test_resets_are_remembered_up_to_a_bound() -> None:
     pair = Pair()
-    for _ in range(Wire.MAX_CLOSED_STREAMS + 512):
+    for _ in range(MAX_RESET_STREAMS + 512):
         pair.wire.reset_stream(pair.request(), ErrorCodes.CANCEL)
         pair.exchange()
-    assert len(pair.wire._closed_streams) == Wire.MAX_CLOSED_STREAMS
+    assert len(pair.wire._closed_streams) == MAX_RESET_STREAMS

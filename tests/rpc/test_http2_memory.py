@@ -10,7 +10,7 @@ from h2.events import ConnectionTerminated
 from h2.settings import SettingCodes
 from hyperframe.frame import DataFrame, Frame, HeadersFrame
 
-from pushd.rpc.machine import http2
+from pushd import bounded_h2
 from pushd.rpc.machine.encoder import PlainEncoder
 from pushd.rpc.machine.http2 import Http2
 
@@ -62,14 +62,14 @@ def test_a_late_frame_of_a_call_reset_long_ago_costs_only_itself(late: Frame) ->
     late.stream_id = pair.call()
     pair.server.reset_stream(late.stream_id, ErrorCodes.CANCEL)
     pair._received()
-    for _ in range(http2._MAX_RESET_STREAMS + 10):
+    for _ in range(bounded_h2.MAX_RESET_STREAMS + 10):
         pair.answer(pair.call())
     pair.server.receive_data(late.serialize())
     pair.answer(pair.call())
 
 
 def test_resets_are_remembered_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http2, "_MAX_RESET_STREAMS", 50)
+    monkeypatch.setattr(bounded_h2, "MAX_RESET_STREAMS", 50)
     pair = Pair()
     for _ in range(120):
         pair.server.reset_stream(pair.call(), ErrorCodes.CANCEL)

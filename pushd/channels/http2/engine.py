@@ -9,10 +9,6 @@ costs most in h2 is avoided here by public means (docs/decisions/0004-http2-engi
 - h2 counts its open streams by walking all of them for every new one. The client counts them itself.
 - Outbound normalisation and validation are off, because our own code writes the headers. Inbound validation is off
   too: only `:status` and `retry-after` are ever read, and both are checked where they are read.
-
-Two things are added. Settings h2 does not know are passed over (RFC 9113 §6.5.2), and a frame of very many is refused.
-And streams that ended are forgotten: h2 remembers the last 65,536 of a connection, which is 11 MiB. Only those that
-were reset are worth it, because frames of them that were on their way must not end the connection.
 """
 
 from __future__ import annotations
@@ -21,7 +17,6 @@ from collections.abc import Iterable
 from typing import Any
 
 from h2.config import H2Configuration
-from h2.connection import H2Connection
 from h2.errors import ErrorCodes
 from h2.events import (
     DataReceived,
@@ -33,9 +28,10 @@ from h2.events import (
     StreamReset,
     WindowUpdated,
 )
-from h2.exceptions import DenialOfServiceError, ProtocolError
+from h2.exceptions import ProtocolError
 from h2.settings import SettingCodes, Settings
-from h2.stream import StreamClosedBy
+
+from pushd.bounded_h2 import BoundedH2Connection
 
 __all__ = [
     "DataReceived",
@@ -58,10 +54,6 @@ _LITERAL = 0x00  # RFC 7541 §6.2.2: literal without indexing, new name
 _NEVER_INDEXED = 0x10  # RFC 7541 §6.2.3
 _EMPTY_TABLE = b"\x20"  # RFC 7541 §6.3: dynamic table size 0
 _COUNT_EVERY = 128
-_SETTING_BYTES = 6  # RFC 9113 §6.5.1
-_MAX_SETTINGS = 32  # in one frame; HTTP/2 has seven, and extensions add a few
-_KNOWN_SETTINGS = frozenset(int(code) for code in SettingCodes)
-_RESET = (StreamClosedBy.SEND_RST_STREAM, StreamClosedBy.RECV_RST_STREAM)
 
 
 def literal(name: bytes, value: bytes, *, private: bool = False) -> bytes:
@@ -112,10 +104,8 @@ class _ReadyEncoder:
         return block
 
 
-class Wire(H2Connection):
+class Wire(BoundedH2Connection):
     """A client connection that has sent nothing yet; `initiate_connection` queues preface and settings."""
-
-    MAX_CLOSED_STREAMS = 4_096  # remembered; 256 attempts that time out every ten seconds need minutes to fill it
 
     def __init__(self) -> None:
         super().__init__(
@@ -151,18 +141,8 @@ class Wire(H2Connection):
         if self._until_count <= 0:
             self._until_count = _COUNT_EVERY
             super().open_outbound_streams  # noqa: B018
-            closed = self._closed_streams
-            for stream_id in [number for number, by in closed.items() if by not in _RESET]:
-                del closed[stream_id]
         return 0
 
     def send_request(self, stream_id: int, block: bytes) -> None:
         """Queue HEADERS with the ready-made header block; a body follows."""
         self.send_headers(stream_id, [(b"", block)])
-
-    def _receive_settings_frame(self, frame: Any) -> Any:
-        # h2 would keep a queue for each of 65,536 numbers as long as the connection lives.
-        if frame.body_len > _MAX_SETTINGS * _SETTING_BYTES:
-            raise DenialOfServiceError("too many settings")
-        frame.settings = {code: value for code, value in frame.settings.items() if code in _KNOWN_SETTINGS}
-        return super()._receive_settings_frame(frame)
