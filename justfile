@@ -55,7 +55,7 @@ fuzz *ARGS: setup
     fi
     exec {{bin}}/python -m tests.fuzz {{ARGS}}
 
-# Serve a steady load for so many minutes and see that memory, tasks, descriptors and connections stay level
+# Serve equal loads with rests between them for so many minutes, and see that every rest finds the same
 soak MINUTES="10": setup
     {{bin}}/python -m tests.faults.soak {{MINUTES}}
 
