@@ -106,6 +106,11 @@ class Instance:
         assert found, "there is no such metric"
         return found
 
+    async def failures(self) -> int:
+        """How many of its attempts did not deliver."""
+        measured = await self.metrics()
+        return int(sum(n for name, n in measured.items() if name.startswith("pushd_push_attempt_failures_total{")))
+
     async def is_idle(self) -> bool:
         """Whether nothing waits and nothing is in flight."""
         busy = [n for name, n in (await self.metrics()).items() if re.match("pushd_push_(retained|in_flight)", name)]

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
@@ -148,6 +148,7 @@ class Ledger:
         samples: of the cursor, in the order in which they were taken.
         unknown: how many repeats within a term there may be in all because outcomes were unknown.
         refused: how many attempts were refused in a way that has them made again, each a further repeat.
+        failures: how many attempts are known to have failed, perhaps before they arrived.
         late: how much of a term that was lost or killed may arrive after it must have ended: what it had in flight.
         tolerated: pushes that may arrive and need not, such as those to a recipient deleted meanwhile.
     """
@@ -158,6 +159,7 @@ class Ledger:
     samples: Sequence[Sample] = field(default=(), repr=False)
     unknown: int = 0
     refused: int = 0
+    failures: int = 0
     late: int = IN_FLIGHT_PER_CHANNEL
     tolerated: Collection[Push] = field(factory=frozenset, repr=False)
 
@@ -267,23 +269,21 @@ class Ledger:
         return found
 
     def _early_cursors(self) -> list[str]:
-        """The cursor must not be above a row before that row has arrived everywhere."""
+        """The cursor must not be above a row before that row has arrived everywhere, or an attempt has failed."""
         first: dict[Push, float] = {}
         for arrival in self.arrivals:
             first[arrival.push] = min(arrival.wall_s, first.get(arrival.push, math.inf))
-        complete: dict[int, float] = {}
-        for push in self.expected:
-            complete[push[1]] = max(first.get(push, -math.inf), complete.get(push[1], -math.inf))
-        rows = sorted(complete)
-        times = list(itertools.accumulate((complete[row] for row in rows), max))
-        early = [
-            sample
-            for sample in self.samples
-            if (place := bisect_right(rows, sample.cursor)) and times[place - 1] > sample.answered_s
-        ]
-        if not early:
+        cursors = list(itertools.accumulate((each.cursor for each in self.samples), max))
+        early = {
+            push
+            for push in self.expected
+            if push in first
+            and (place := bisect_left(cursors, push[1])) < len(cursors)
+            and first[push] > self.samples[place].answered_s
+        }
+        if len(early) <= self.failures:
             return []
-        return [f"the cursor stood above rows not yet sent in {len(early)} samples, e.g. at {early[0].cursor}"]
+        return [f"the cursor stood above {len(early)} pushes not yet sent, e.g. {_some(early)}"]
 
 
 def _below(starts: Sequence[int], row: int) -> int:

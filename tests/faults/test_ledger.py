@@ -166,6 +166,12 @@ def test_ledger_compares_the_cursor_seen_from_outside(
     assert [str(word) in fault for fault in found] == ([] if word is None else [True])
 
 
+def test_attempts_that_failed_explain_a_cursor_ahead_of_so_many_pushes() -> None:
+    ahead = [Sample(3, 0, 1.5)]  # of two rows
+    assert Ledger(EXPECTED, ALL, ONE, ahead, failures=2).faults() == []
+    assert len(Ledger(EXPECTED, ALL, ONE, ahead, failures=1).faults()) == 1
+
+
 def test_outcomes_that_were_unknown_explain_so_many_repeats_and_no_more() -> None:
     twice = ALL + sent("a", 5, 3, 2)
     assert Ledger(EXPECTED, twice, ONE, unknown=1, refused=1).faults() == []

@@ -421,7 +421,14 @@ class World:
         refused = [sum(n for status, n in told.items() if status[0] != "2") for told in await self._statuses()]
         assert sum(refused) <= self.refused, "a fake refused what no run told it to refuse"
         assert all(each.topic == self.rows[each.row].topic for each in arrivals), "a push names another topic"
-        ledger = evolve(self._ledger(arrivals), unknown=unknown, refused=sum(refused), late=late)
+        failures = sum([await instance.failures() for instance in self.up])
+        ledger = evolve(
+            self._ledger(arrivals),
+            unknown=unknown,
+            refused=sum(refused),
+            failures=max(0, failures - sum(refused)),
+            late=late,
+        )
         counted = {instance.bundle_id: await instance.counters() for instance in self.up}
         totals = sum((by_outcome(each) for each in counted.values()), Counter[str]())
         suppressed = totals.pop("suppressed", 0)
@@ -439,7 +446,8 @@ class World:
             if late_ones := [each.wall_s for each in ledger.late_of(place)]:
                 span = f"{min(late_ones):.3f} to {max(late_ones):.3f}"
                 print(f"[{term.line()}] ended at {term.ended_s}, {len(late_ones)} pushes arrived later, at {span}")
-        assert ledger.faults() == [], f"{report.line()}; {'; '.join(term.line() for term in ledger.terms)}"
+        found = ledger.faults()
+        assert not found, "\n".join([*found, report.line(), *(term.line() for term in ledger.terms)])
         if not unknown:
             wrong = miscounted(
                 ledger,
