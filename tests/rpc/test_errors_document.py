@@ -63,7 +63,8 @@ def test_rejection_of_a_token_is_in_the_document(rejection: tokens.Rejection) ->
 
 def test_fixed_limits_in_the_document_are_those_of_the_edge() -> None:
     text, limits = " ".join(DOCUMENT.split()), RpcSettings()
-    assert f"{limits.send_bytes // 2**20} MiB of responses ({limits.send_bytes // 2**21} MiB on one" in text
+    assert f"{limits.send_bytes // 2**20} MiB of responses wait for callers" in text
+    assert f"{limits.send_bytes // 2**21} MiB of responses wait on one connection" in text
     assert f"for {limits.stall_s:.0f} s nothing moved" in text
     assert f"unanswered for {limits.ping_s:.0f} s" in text
     assert f"more than {limits.abuse_burst} at once, or {limits.abuse_per_s:.0f} a second" in text
