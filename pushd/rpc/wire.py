@@ -7,6 +7,7 @@ from collections.abc import Callable
 import trio
 from trio.lowlevel import ParkingLot
 
+from pushd.rpc.machine import INSTALMENT
 from pushd.rpc.machine.endpoint import Endpoint
 
 # A peer that does not read what it makes us write is not read from either.
@@ -17,7 +18,7 @@ class Wire:
     """Writes a machine's output: one write for everything that has come together since the one before.
 
     Args:
-        stall_s: how long the peer may refuse to take a write.
+        stall_s: how long the peer may take over an instalment.
     """
 
     def __init__(self, stream: trio.abc.Stream, machine: Endpoint, stall_s: float) -> None:
@@ -51,10 +52,8 @@ class Wire:
             data = self._machine.data_to_send()
             if data:
                 self._writing = True
-                with trio.move_on_after(self.stall_s) as scope:
-                    await self._stream.send_all(data)
-                if scope.cancelled_caught:
-                    raise trio.BrokenResourceError
+                for start in range(0, len(data), INSTALMENT):
+                    await self._write(data[start : start + INSTALMENT])
                 self._writing = False
                 self._progress.unpark_all()
             elif done():
@@ -62,3 +61,9 @@ class Wire:
             else:
                 await self._wake.wait()
                 self._wake = trio.Event()
+
+    async def _write(self, data: bytes) -> None:
+        with trio.move_on_after(self.stall_s) as scope:
+            await self._stream.send_all(data)
+        if scope.cancelled_caught:
+            raise trio.BrokenResourceError
