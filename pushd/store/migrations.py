@@ -95,6 +95,7 @@ async def apply_migrations(connection: Connection) -> list[str]:
     migrations = load_migrations()
     async with connection.transaction():
         await connection.execute("SET LOCAL statement_timeout = 0")
+        await connection.execute("SET LOCAL synchronous_commit = on")  # replicas are waited for up to what is flushed
         await connection.execute(_LOCK)
         await connection.execute(_LEDGER)
         rows = await connection.fetch("SELECT number, sha256 FROM pushd_migration")

@@ -138,7 +138,9 @@ async def prepare_database(database: Database) -> None:
             await _check_server(primary)
             for name in await apply_migrations(primary):
                 log.info(Event.MIGRATED, migration=name)
-            position = await primary.fetch_one("SELECT pg_current_wal_insert_lsn()::text")
+            # Not the insert position: after a switch of the log that lies behind a page header, which no replica sees
+            # before something more is written. Migrations are flushed when they commit.
+            position = await primary.fetch_one("SELECT pg_current_wal_flush_lsn()::text")
     except StoreError as exc:
         raise StartError(f"database.url: {_explain(exc, 'the database')}") from exc
     if database.has_replica:
