@@ -26,7 +26,12 @@ from pushd.backend.publish import Publisher, PublishSettings
 from pushd.backend.query import QueryLimits
 from pushd.backend.streams import Streams, StreamSettings
 from pushd.backend.tailer import Tailer
-from pushd.channels.resolver import MAX_REGISTER_LOOKUPS, ThreadResolver, check_webhook_url
+from pushd.channels.resolver import (
+    MAX_REGISTER_LOOKUPS,
+    MAX_UNPROVEN_REGISTER_LOOKUPS,
+    ThreadResolver,
+    check_webhook_url,
+)
 from pushd.channels.setup import configured_channels, open_channels, watch_credentials
 from pushd.config import Address, Config
 from pushd.core.admission import PublishLimits, Retention
@@ -265,7 +270,7 @@ def make_services(
 ) -> list[Any]:
     """The application services; health and reflection are the edge's own."""
     http = config.push.http
-    resolver = ThreadResolver(max_lookups=MAX_REGISTER_LOOKUPS, max_unproven=MAX_REGISTER_LOOKUPS)
+    resolver = ThreadResolver(max_lookups=MAX_REGISTER_LOOKUPS, max_unproven=MAX_UNPROVEN_REGISTER_LOOKUPS)
 
     async def webhook_url_allowed(url: str) -> bool:
         return http is not None and await check_webhook_url(

@@ -18,22 +18,29 @@ _CONTEXT = "and meanwhile:"
 
 def render_traceback(error: BaseException) -> str:
     """What `traceback.format_exception` says, with causes and the members of groups, but no error's own text."""
-    return "\n".join(_lines(error, {id(error)}))
+    return "\n".join(_lines(error, set()))
 
 
 def _lines(error: BaseException, seen: set[int]) -> Iterator[str]:
-    before = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-    if before is not None and id(before) not in seen:
+    chain: list[BaseException] = []
+    before: BaseException | None = error
+    while before is not None and id(before) not in seen:
         seen.add(id(before))
-        yield from _lines(before, seen)
-        yield _CONTEXT if error.__cause__ is None else _CAUSE
+        chain.append(before)
+        before = before.__cause__ or (None if before.__suppress_context__ else before.__context__)
+    for number, one in enumerate(reversed(chain)):
+        if number:
+            yield _CONTEXT if one.__cause__ is None else _CAUSE
+        yield from _own_lines(one, seen)
+
+
+def _own_lines(error: BaseException, seen: set[int]) -> Iterator[str]:
     yield "Traceback (most recent call last):"
     yield from (entry.rstrip("\n") for entry in traceback.format_tb(error.__traceback__))
     yield _kind(error)
     if isinstance(error, BaseExceptionGroup):
         for number, member in enumerate(error.exceptions, 1):
             yield f"  member {number} of {len(error.exceptions)}:"
-            seen.add(id(member))
             yield textwrap.indent("\n".join(_lines(member, seen)), "    ")
 
 

@@ -113,6 +113,16 @@ def test_kinds_and_places_without_texts(fail: object, kinds: list[str]) -> None:
     assert [line for line in lines if not line.strip().startswith(places)] == kinds
 
 
+def test_a_long_chain_is_told_to_its_end() -> None:
+    last: Exception | None = None
+    for _ in range(5_000):
+        error = ValueError(PRIVATE)
+        error.__cause__ = last
+        last = error
+    assert last is not None
+    assert render_traceback(last).count("which was the cause of:") == 4_999
+
+
 @pytest.mark.parametrize("log_format", ["text", "json"])
 def test_the_log_is_written_so(log_format: str, capsys: pytest.CaptureFixture[str]) -> None:
     configure_logging("info", log_format)

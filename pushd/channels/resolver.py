@@ -29,6 +29,7 @@ MAX_UNPROVEN_LOOKUPS = 192
 # Of Register, which has threads of its own: who registers names that hang takes none from the sending of pushes, where
 # after a failover no host at all is proven yet.
 MAX_REGISTER_LOOKUPS = 64
+MAX_UNPROVEN_REGISTER_LOOKUPS = 48
 # Hosts remembered as answering: as many as there are retained deliveries.
 MAX_PROVEN_HOSTS = 10_000
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from contextlib import nullcontext
 from functools import partial
 from secrets import token_hex
 from typing import Any, Self
@@ -20,7 +19,7 @@ from google.protobuf.message import DecodeError
 
 from pushd.errors import Code, StatusError, StoreError, StoreInvariant, StoreTimeout
 from pushd.rpc.calls import Call, Reason, RequestFault, enter_call
-from pushd.rpc.elements import Undecodable, is_bloated
+from pushd.rpc.elements import Undecodable, is_bloated, may_be_bloated
 from pushd.rpc.machine import Fault, Status
 from pushd.rpc.methods import Method, MethodTable, is_public, label_of_code
 from pushd.telemetry import Event, Metrics, get_logger
@@ -30,6 +29,8 @@ Authenticate = Callable[[str, Mapping[str, str]], None]
 # Requests from this size on are decoded one at a time: 25 MiB take up to 0.15 s, and ten of them whose last bytes come
 # together would hold up the lock's probe for half of the time it has.
 LARGE_BYTES = 256 * 1024
+# What a method takes that needs no credential: a name, at the longest.
+PUBLIC_BYTES = 64 * 1024
 
 _OK = Status(Code.OK)
 _MALFORMED = Status(Code.INVALID_ARGUMENT, "request is malformed")
@@ -77,7 +78,7 @@ class Boundary:
         self._authenticate = authenticate
         self._max_response_bytes = max_response_bytes
         self._log_calls = log_calls
-        self._decoding_large = trio.Lock()
+        self._decoding, self._decoding_large = trio.Lock(), trio.Lock()
         self.draining = False
 
     def is_streaming(self, path: str) -> bool:
@@ -153,10 +154,15 @@ class Boundary:
         await call.wait_room(0)
 
     async def _decode(self, method: Method, payload: bytes) -> Any:
+        is_large = len(payload) >= LARGE_BYTES
         try:
-            if await is_bloated(payload, method.shape):
-                raise _error(_MALFORMED)
-            async with self._decoding_large if len(payload) >= LARGE_BYTES else nullcontext():
+            if len(payload) > PUBLIC_BYTES and is_public(method.path):
+                raise _error(_TOO_LARGE)
+            if not is_large and not may_be_bloated(payload, method.shape):
+                return method.decode(payload)
+            async with self._decoding_large if is_large else self._decoding:
+                if await is_bloated(payload, method.shape):
+                    raise _error(_MALFORMED)
                 return method.decode(payload)
         except (DecodeError, Undecodable) as exc:
             raise _error(_MALFORMED) from exc

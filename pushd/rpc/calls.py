@@ -229,7 +229,8 @@ class Call:
                 while not self._gets_on(before, sent):
                     await self._wire.wait_progress()
                 continue
-            raise StatusError(Code.UNAVAILABLE, "response stalled")
+            if not self._wire.writing:  # else the peer takes what was written before, or the connection ends
+                raise StatusError(Code.UNAVAILABLE, "response stalled")
 
     def _gets_on(self, before: int, sent: int) -> bool:
         """Whether the peer has taken something since `before` bytes of this call waited."""

@@ -1,4 +1,7 @@
-"""The writing half of a connection under Trio, the same for server and client."""
+"""The writing half of a connection under Trio, the same for server and client.
+
+Everything that has come together since the last write is written before there is more, in instalments.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ _UNREAD_OUTPUT_BYTES = 512 * 1024
 
 
 class Wire:
-    """Writes a machine's output: one write for everything that has come together since the one before.
+    """Writes a machine's output.
 
     Args:
         stall_s: how long the peer may take over an instalment.
@@ -26,7 +29,7 @@ class Wire:
         self._stream = stream
         self._machine = machine
         self._wake = trio.Event()
-        self._writing = False
+        self.writing = False  # judged here, an instalment at a time, and nowhere else
         self._progress = ParkingLot()
 
     def poke(self) -> None:
@@ -39,7 +42,7 @@ class Wire:
 
     async def wait_uncongested(self) -> None:
         """Returns when so little waits for the peer that more of what it sends may be read."""
-        while self._writing and self._machine.output_bytes > _UNREAD_OUTPUT_BYTES:
+        while self.writing and self._machine.output_bytes > _UNREAD_OUTPUT_BYTES:
             await self._progress.park()
 
     async def write_until(self, done: Callable[[], bool]) -> None:
@@ -51,10 +54,10 @@ class Wire:
         while True:
             data = self._machine.data_to_send()
             if data:
-                self._writing = True
+                self.writing = True
                 for start in range(0, len(data), INSTALMENT):
                     await self._write(data[start : start + INSTALMENT])
-                self._writing = False
+                self.writing = False
                 self._progress.unpark_all()
             elif done():
                 return

@@ -18,6 +18,10 @@ from pushd.store.queries import SQL_ROOT
 _FILE = re.compile(r"(\d{4})_[a-z0-9_]+\.sql")
 # Key (0, 4): the domain 0 holds all global locks; 1 to 3 belong to identity, allocation barrier and dispatcher.
 _LOCK = "SELECT pg_advisory_xact_lock(0, 4)"
+# A replica is waited for up to what is flushed, which the end of a migration has to be. Whoever chose more keeps it.
+_FLUSH = """
+SELECT set_config('synchronous_commit', 'local', true) WHERE current_setting('synchronous_commit') = 'off'
+"""
 _LEDGER = """
 CREATE TABLE IF NOT EXISTS pushd_migration (
     number integer PRIMARY KEY,
@@ -95,7 +99,7 @@ async def apply_migrations(connection: Connection) -> list[str]:
     migrations = load_migrations()
     async with connection.transaction():
         await connection.execute("SET LOCAL statement_timeout = 0")
-        await connection.execute("SET LOCAL synchronous_commit = on")  # replicas are waited for up to what is flushed
+        await connection.execute(_FLUSH)
         await connection.execute(_LOCK)
         await connection.execute(_LEDGER)
         rows = await connection.fetch("SELECT number, sha256 FROM pushd_migration")

@@ -93,8 +93,8 @@ class Target:
     def vitals(self) -> dict[str, float]:
         """What must not grow, each by a name that ends in its unit; read before and after."""
         gc.collect()
-        # Freed memory counts as well until the C library gives it back: 12 MiB after some thousand answers of 16 KiB, with
-        # as many Python objects as before.
+        # Freed memory counts as well until the C library gives it back: 12 MiB after some thousand answers of 16 KiB,
+        # with as many Python objects as before.
         with suppress(AttributeError):  # not every C library has it
             ctypes.CDLL(None).malloc_trim(0)
         return {"rss_mib": memory_mib("self", "VmRSS"), "peak_mib": memory_mib("self", "VmHWM")}

@@ -17,6 +17,7 @@ from pushd.rpc.machine import CallOpened, HalfClosed, MessageReceived, Status
 from pushd.rpc.wire import Wire
 from tests.rpc.frames import frame
 from tests.rpc.test_machine import PATH, Pair
+from tests.rpc.test_wire import Line
 
 STALL_S = 30.0
 SLOWEST = 1_200  # bytes a second that are always enough
@@ -67,11 +68,11 @@ class Rig:
 
 
 @asynccontextmanager
-async def rig() -> AsyncIterator[Rig]:
+async def rig(line: trio.abc.Stream | None = None) -> AsyncIterator[Rig]:
     pair = Pair()
     pair.server.data_to_send()
     ours, theirs = trio.testing.memory_stream_pair()
-    wire = Wire(ours, pair.server, STALL_S)
+    wire = Wire(line or ours, pair.server, STALL_S)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(wire.write_until, lambda: False)
         nursery.start_soon(_drain, theirs)
@@ -165,6 +166,22 @@ async def test_a_peer_that_takes_its_answer_slowly_gets_it(
         assert text is None
         assert took_s == pytest.approx(waiting / per_s, rel=0.1)
         nursery.cancel_scope.cancel()
+
+
+async def test_an_answer_over_a_slow_line_is_sent_to_its_end_with_the_windows_wide_open(
+    autojump_clock: trio.abc.Clock,
+) -> None:
+    """A quarter of a MiB is written at once, and takes minutes; nothing else of the answer moves meanwhile."""
+    async with rig(Line(SLOWEST)) as r:  # type: ignore[arg-type]
+        call = r.open()
+        call.begin()
+        step = struct.pack(">L", 2**20)
+        r.feed(frame(8, 0, 0, step) + frame(8, 0, call.stream_id, step))
+        call.send_nowait(b"a" * 1_000_000)
+        call.finish(Status(Code.OK))
+        text, took_s = await _verdict(lambda: call.wait_room(0))
+        assert text is None
+        assert took_s > 500
 
 
 async def test_a_peer_that_lets_its_answer_drip_is_given_up(autojump_clock: trio.abc.Clock) -> None:

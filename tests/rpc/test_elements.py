@@ -11,8 +11,8 @@ from google.protobuf.message import Message
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pushd.errors import Code
-from pushd.rpc.boundary import LARGE_BYTES, Boundary
+from pushd.errors import Code, StatusError
+from pushd.rpc.boundary import LARGE_BYTES, PUBLIC_BYTES, Boundary
 from pushd.rpc.elements import (
     ALLOWED,
     SHORT,
@@ -23,6 +23,7 @@ from pushd.rpc.elements import (
     most_short,
     shape_of,
 )
+from pushd.rpc.gen.grpc.health.v1.health_grpc import HealthServicer
 from pushd.rpc.gen.xmtp.backend.v1 import notification_pb2, publish_pb2, query_pb2, subscription_pb2
 from pushd.rpc.gen.xmtp.backend.v1.notification_grpc import NotificationServiceServicer
 from pushd.rpc.gen.xmtp.backend.v1.types_pb2 import ClientEnvelope
@@ -81,8 +82,17 @@ def test_counting_ends_where_the_answer_is_known() -> None:
     assert counted(b"\x1a\0" * 6 + b"\xff", UPDATE, most=5) == 6  # what follows is not looked at
 
 
+def test_fields_beyond_all_need_end_the_walk_whatever_they_are() -> None:
+    """Half a microsecond each, they would take seconds in a large request and still count as nothing."""
+    varints = b"\x78\x01" * 100_000
+    assert counted(varints, UPDATE, most=5) == 6
+    assert counted(varints[: 2 * ALLOWED], UPDATE, most=5) == 0
+    assert not may_be_bloated(varints, {})  # nothing of such a message can be bloated
+
+
 def test_a_long_walk_stops_now_and_then() -> None:
-    assert list(count_short(b"\x1a\0" * 2_500, UPDATE, 10_000)) == [999, 1_999, 2_500]
+    payload = (b"\x1a\x13\x0a\x11" + bytes(17)) * 2_500
+    assert len(list(count_short(payload, UPDATE, 10_000))) == 6  # two fields each, and the end
 
 
 @given(
@@ -117,7 +127,7 @@ def made(message: Message) -> int:
 )
 def test_no_walk_is_spared_where_it_would_find_too_many(parts: list[bytes], times: int) -> None:
     payload = b"".join(parts) * times
-    if not may_be_bloated(payload):
+    if not may_be_bloated(payload, UPDATE):
         assert counted(payload, UPDATE) <= most_short(payload)
 
 
@@ -133,7 +143,7 @@ async def test_what_clients_mean_is_not_bloated_and_what_they_do_not_mean_is() -
         one.cursor.sequence_id = 1
     for request, shape in ((update, UPDATE), (query, QUERY)):
         payload = request.SerializeToString()
-        assert may_be_bloated(payload)
+        assert may_be_bloated(payload, shape)
         assert not await is_bloated(payload, shape)
     zeros = publish_pb2.PublishRequest(envelopes=[ClientEnvelope()])
     zeros.envelopes[0].group_message.data = bytes(100_000)
@@ -188,3 +198,20 @@ async def test_large_requests_are_decoded_in_turns(metrics: Metrics, size: int, 
             nursery.start_soon(boundary._decode, method, b"\xff" * size)
     trio.lowlevel.remove_instrument(instrument)
     assert max(turns) == together
+
+
+async def test_methods_without_a_credential_take_no_large_request(metrics: Metrics) -> None:
+    class Health(HealthServicer):
+        async def Check(self, input_message: Any) -> Any:
+            raise AssertionError
+
+    table = MethodTable([Health()], metrics)
+    boundary = Boundary(table, metrics, authenticate=None, max_response_bytes=1, log_calls=False)
+    check = table.find("/grpc.health.v1.Health/Check")
+    assert (await boundary._decode(check, b"\x0a\x03abc")).service == "abc"
+    with pytest.raises(StatusError, match="request is too large"):
+        await boundary._decode(check, b"\xa2\x06" + encode_varint(PUBLIC_BYTES) + bytes(PUBLIC_BYTES))
+
+
+def encode_varint(value: int) -> bytes:
+    return bytes((value & 0x7F | 0x80, value >> 7 & 0x7F | 0x80, value >> 14))

@@ -248,7 +248,7 @@ async def test_when_the_send_budget_is_full_the_answer_taken_worst_ends() -> Non
                 first, second = await _leave_untaken(one), await _leave_untaken(other)
                 async with raw_client(server.port) as client:
                     assert (await client.call(framed(b"x"))).code == Code.OK
-                assert (await one.answer(first)).reset == ErrorCodes.ENHANCE_YOUR_CALM
+                assert (await one.answer(first)).reset == ErrorCodes.CANCEL
                 await eventually(lambda: sum(connection.calls for connection in connections()) == 1)
                 assert not other.answers[second].ended
 

@@ -486,7 +486,7 @@ class Endpoint:
             slowest = unsent.slowest
             if slowest is None or slowest is stream:
                 return False
-            slowest.endpoint.reset(slowest.id, ErrorCodes.ENHANCE_YOUR_CALM)
+            slowest.endpoint.reset(slowest.id, ErrorCodes.CANCEL)
             slowest.endpoint.on_evicted(AnswerDropped(slowest.id))
         return True
 

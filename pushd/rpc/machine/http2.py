@@ -4,7 +4,7 @@ What is changed uses names present in h2 3.2 and 4.4 alike (a test holds both to
 
 - GOAWAY, sent or received, ends a connection for h2: it refuses every further frame. RFC 9113 §6.8 lets running
   streams finish, so a received GOAWAY becomes an event only, and a sent one is a frame without a change of state;
-- the memory of closed streams is cut from 65,536 to 4,096 entries; it has to outlive frames in flight only;
+- what h2 remembers of closed streams and of settings is bounded, see `pushd.bounded_h2`;
 - the size of what waits to be sent can be asked for, and that of the input h2 keeps: it holds a whole frame before it
   looks at the frame's length, which may be 16 MiB, and up to 64 frames of one header block;
 - frames that mean nothing, which h2 passes over without an event, are counted: they cost work like others;
