@@ -7,6 +7,7 @@ import tempfile
 import tomllib
 import types
 import typing
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
@@ -309,6 +310,7 @@ class ConfigFiles(Target):
     share = 2.0
     mutations = 1
     _SECRETS = ("hunter2hunter2", "s3cr3tk3yt3xt")  # the corpus has them where secrets belong
+    _SECRET_KEYS = frozenset({"jwks_url", "key", "replica_url", "service_account", "url"})
 
     def made(self) -> st.SearchStrategy[bytes]:
         words = ["[", "]", "[[", "]]", "{", "}", "=", "\n", '"', "'", '"""', "'''", ".", ",", "#", "\\", "\\u0000", "1"]
@@ -330,8 +332,10 @@ class ConfigFiles(Target):
                 said = str(refusal)
                 assert said
                 reached = "judged" if _document(data) else ""
-        # A mutation may turn a value into the name of a key, and names of unknown keys are told.
-        if not any(secret in name for secret in self._SECRETS for name in _names(data)):
+        # A mutation may turn a secret into the name of a key, and those are told when they are unknown; and it may put
+        # one where none belongs, such as the path of a file.
+        names, misplaced = _names(data), _names_with(data, (*self._SECRETS, "env:PUSHD_KEY")) - self._SECRET_KEYS
+        if not misplaced and not any(secret in name for secret in self._SECRETS for name in names):
             assert not any(secret in said for secret in self._SECRETS)
         return reached
 
@@ -389,13 +393,26 @@ def _document(data: bytes) -> dict[str, Any]:
 
 def _names(data: bytes) -> set[str]:
     """The names of all keys of a TOML document, as far as it is one."""
-    names: set[str] = set()
+    return {name for name, _ in _pairs(data)}
+
+
+def _names_with(data: bytes, texts: Sequence[str]) -> set[str]:
+    """The names of the keys whose values, or lists of values, have one of the texts in them."""
+    return {
+        name
+        for name, value in _pairs(data)
+        for one in (value if isinstance(value, list) else [value])
+        if isinstance(one, str) and any(text in one for text in texts)
+    }
+
+
+def _pairs(data: bytes) -> Iterator[tuple[str, Any]]:
+    """Every key of a TOML document with its value, whatever tables it is in."""
     nodes: list[Any] = [_document(data)]
     while nodes:
         node = nodes.pop()
         if isinstance(node, dict):
-            names |= node.keys()
+            yield from node.items()
             nodes += node.values()
         elif isinstance(node, list):
             nodes += node
-    return names
