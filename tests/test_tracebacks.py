@@ -5,9 +5,11 @@ from __future__ import annotations
 import errno
 import json
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import structlog
 
 from pushd.telemetry import Event, configure_logging, get_logger
 from pushd.tracebacks import render_traceback
@@ -123,6 +125,14 @@ def test_a_long_chain_is_told_to_its_end() -> None:
     assert render_traceback(last).count("which was the cause of:") == 4_999
 
 
+@pytest.fixture
+def logging_as_before() -> Iterator[None]:
+    before = structlog.get_config()
+    yield
+    structlog.configure(**before)
+
+
+@pytest.mark.usefixtures("logging_as_before")
 @pytest.mark.parametrize("log_format", ["text", "json"])
 def test_the_log_is_written_so(log_format: str, capsys: pytest.CaptureFixture[str]) -> None:
     configure_logging("info", log_format)
