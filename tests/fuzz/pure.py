@@ -186,7 +186,7 @@ class Urls(Target):
         ]
         hosts += ["[::1]", "[2001:4860:4860::8888]", "[::ffff:10.0.0.1]", "[64:ff9b::a00:1]", "[2002:a00:1::]", "a_b.c"]
         special = st.sampled_from([ip_network(text) for text in _SPECIAL]).flatmap(
-            lambda network: st.integers(int(network[0]) - 1, int(network[-1]) + 1)
+            lambda network: st.integers(max(0, int(network[0]) - 1), min(int(network[-1]) + 1, 2**128 - 1))
         )
         numbers = (special.filter(lambda number: number < 2**32) | st.integers(0, 2**32 - 1)).map(IPv4Address).map(str)
         sixes = (special | st.integers(0, 2**128 - 1)).map(lambda number: f"[{IPv6Address(number)}]")
