@@ -125,6 +125,7 @@ class Call:
         if self.reason is None:
             self.reason = reason
         self.scope.cancel(reason=reason.value)
+        self._wire.call_ended()
 
     def _awake(self) -> None:
         if self._wake is not None:
@@ -138,6 +139,7 @@ class Call:
         if self.reason is None and self.verdict is None:
             self.verdict = verdict
             self.scope.cancel(reason=verdict.message)
+            self._wire.call_ended()
 
     # --- to the handler
 

@@ -37,8 +37,12 @@ class Wire:
         self._wake.set()
 
     async def wait_progress(self) -> None:
-        """Returns when output was written next."""
+        """Returns when output was written next, or a call was ended."""
         await self._progress.park()
+
+    def call_ended(self) -> None:
+        """What a call has waiting may be gone without having been written."""
+        self._progress.unpark_all()
 
     async def wait_uncongested(self) -> None:
         """Returns when so little waits for the peer that more of what it sends may be read."""

@@ -66,6 +66,12 @@ class Rig:
             step = struct.pack(">L", piece)
             self.feed(frame(8, 0, 0, step) + frame(8, 0, call.stream_id, step))
 
+    async def reset_after(self, call: Call, seconds: float) -> None:
+        """The peer gives the call up, and says nothing else."""
+        await trio.sleep(seconds)
+        self.feed(frame(3, 0, call.stream_id, b"\0\0\0\x08"))
+        call.cancel(Reason.PEER)
+
 
 @asynccontextmanager
 async def rig(line: trio.abc.Stream | None = None) -> AsyncIterator[Rig]:
@@ -131,6 +137,18 @@ async def test_requests_that_share_a_slow_line_are_read_to_their_ends(autojump_c
             r.feed(DataFrame(call.stream_id, _prefix(150_000)).serialize())
             nursery.start_soon(r.send, call, 150_000, SLOWEST / 10)
             nursery.start_soon(_receive, call)
+
+
+async def test_a_finished_call_is_over_when_its_peer_resets_it(autojump_clock: trio.abc.Clock) -> None:
+    """Not when the peer would have had to have taken the answer."""
+    async with rig() as r, trio.open_nursery() as nursery:
+        call = r.open()
+        call.begin()
+        call.send_nowait(b"a" * 100_000)
+        call.finish(Status(Code.OK))
+        nursery.start_soon(r.reset_after, call, STALL_S / 3)
+        _, took_s = await _verdict(call.part)
+        assert took_s == STALL_S / 3
 
 
 async def _receive(call: Call) -> None:
