@@ -63,8 +63,11 @@ class HttpsConnection:
                 raise
             if isinstance(answer, h11.ConnectionClosed):
                 raise trio.BrokenResourceError
-            if isinstance(answer, h11.Response | h11.InformationalResponse) and _is_too_large(answer):
-                raise h11.RemoteProtocolError("too large an answer")
+            if isinstance(answer, h11.Response | h11.InformationalResponse):
+                if not answer.http_version.startswith(b"1."):  # h11 takes any; RFC 9112 §2.3
+                    raise h11.RemoteProtocolError("another version of HTTP")
+                if _is_too_large(answer):
+                    raise h11.RemoteProtocolError("too large an answer")
             if isinstance(answer, h11.Response):
                 self._answered = True
                 return answer.status_code

@@ -197,6 +197,7 @@ async def test_s050_s055_nothing_an_answer_says_is_remembered() -> None:
         (b"HTTP/1.1 103 Early Hints\r\n\r\n" * 9 + NO_CONTENT, answers.NOT_HTTP),
         (b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: h2c\r\nConnection: Upgrade\r\n\r\n", Rejected("other_status")),
         (b"HTTP/1.0 200 OK\r\n\r\n", Delivered()),
+        (b"HTTP/2.1 200 OK\r\nContent-Length: 0\r\n\r\n", answers.NOT_HTTP),
         (b"HTTP/2 200\r\n\r\n", answers.NOT_HTTP),
         (b"SSH-2.0-OpenSSH_9.6\r\n\r\n", answers.NOT_HTTP),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n", answers.NOT_HTTP),

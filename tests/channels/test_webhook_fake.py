@@ -14,6 +14,7 @@ from pushd.channels.resolver import ThreadResolver
 from pushd.channels.webhook import WebhookChannel, open_webhook_sender
 from pushd.core import webhook_answers as answers
 from pushd.model import Channel, Delivered, Delivery, DeliveryConfig, Gone, Outcome, Rejected, Transient
+from tests.support.streams import until
 
 KEY = b"\x07" * 32
 RECIPIENT = b"\x11" * 32
@@ -95,6 +96,17 @@ async def test_stalled_and_slow_answers_take_their_time(fake: RunningFake) -> No
             await attempts(fake, path)
         assert waiting.cancelled_caught
     assert fake.stats()["requests"] == 2
+
+
+async def test_what_is_not_answered_is_in_flight_until_its_sender_has_gone(fake: RunningFake) -> None:
+    await attempts(fake, "/", "/?status=503")
+    assert fake.stats()["in_flight"] == 0
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(attempts, fake, "/?stall=1")
+        nursery.start_soon(attempts, fake, "/?stall=1")
+        await until(lambda: fake.stats()["in_flight"] == 2)
+        nursery.cancel_scope.cancel()
+    await until(lambda: fake.stats()["in_flight"] == 0)
 
 
 @pytest.mark.parametrize("fault", ["wrong_name", "expired", "unknown_authority"])
