@@ -1,6 +1,9 @@
 """Why one envelope was, or was not, pushed to one recipient: the dispatcher's own conditions, one after the other.
 
 The answer is for an operator with an id and a sequence id in hand. It names no id, token, URL, key or topic.
+
+A row never changes, and what is settled stays so. Recipient, subscription and configuration do change, and what they
+were when the row was dispatched is not stored: a verdict that rests on them says how things stand now.
 """
 
 from __future__ import annotations
@@ -80,41 +83,63 @@ class Explanation:
 
 _UNKNOWN = "There is no such envelope."
 _PRUNED = "Nothing can be said: the row is gone, so it was pruned, or its transaction was rolled back."
+_OPEN = "It was not pushed yet, and will be looked at once that holds."
 _NEVER = "It was not pushed to this recipient, and will not be."
+_SKIPPED = "It was not pushed, unless an instance had loaded it when an operator moved the cursor past it."
+_WOULD_NOT = (
+    "As things stand now it would not be pushed. It was dispatched before, and what held for this recipient then is "
+    "not stored."
+)
+_WILL_NOT = "As things stand now it will not be pushed. An instance that has loaded it already goes by what held then."
+_ATTEMPTED = (
+    "One delivery was attempted, if keys, flags and configuration were then as they are now. What came of it is not "
+    "stored: see xmtp_push_deliveries_total and the device."
+)
+_DUE = (
+    "One delivery is due, or was attempted just now: the cursor follows later. `pushd status` says whether an instance "
+    "dispatches and how far it is."
+)
 
 
 def explain(facts: Facts) -> Explanation:
     """Judge the conditions in order; the first that does not hold ends it."""
     steps: list[Step] = []
-    for judge in (_stored, _eligible, _settled, _known, _subscribed, _above_start, _wants_commits, _not_own, _sendable):
+    for judge in (*_LASTING, *_PRESENT):
         step = judge(facts)
         steps.append(step)
         if step.holds is not Holds.YES:
-            return Explanation(tuple(steps), _verdict(facts, step))
-    dispatched = facts.sequence_id <= facts.cursor
-    if dispatched and facts.skipped:
+            return Explanation(tuple(steps), _verdict(facts, step, is_lasting=judge in _LASTING))
+    if _is_skipped(facts):
         steps.append(Step("dispatched", Holds.NO, "an operator moved the cursor past it (`pushd cursor skip`)"))
-        return Explanation(tuple(steps), "It was not pushed, unless its attempt had begun when the cursor was moved.")
-    text = (
-        f"at or below the cursor {facts.cursor}: its first attempt is over"
-        if dispatched
-        else f"above the cursor {facts.cursor}: being sent, waiting to be loaded, or no instance dispatches"
-    )
-    steps.append(Step("dispatched", Holds.YES if dispatched else Holds.SO_FAR, text))
-    verdict = (
-        "One delivery was attempted. What came of it is not stored: see xmtp_push_deliveries_total and the device."
-        if dispatched
-        else "One delivery is due. `pushd status` says whether an instance dispatches and how far it is."
-    )
-    return Explanation(tuple(steps), verdict)
+        return Explanation(tuple(steps), _SKIPPED)
+    if _is_dispatched(facts):
+        text = f"at or below the cursor {facts.cursor}: every first attempt is over"
+        steps.append(Step("dispatched", Holds.YES, text))
+        return Explanation(tuple(steps), _ATTEMPTED)
+    text = f"above the cursor {facts.cursor}: being sent, waiting to be loaded, or no instance dispatches"
+    steps.append(Step("dispatched", Holds.SO_FAR, text))
+    return Explanation(tuple(steps), _DUE)
 
 
-def _verdict(facts: Facts, step: Step) -> str:
+def _verdict(facts: Facts, step: Step, *, is_lasting: bool) -> str:
+    """What follows from a condition that does not hold."""
     if step.holds is Holds.SO_FAR:
-        return "It was not pushed yet, and will be looked at once that holds."
+        return _OPEN
     if facts.envelope is None:
         return _PRUNED if _was_handed_out(facts) else _UNKNOWN
-    return _NEVER
+    if is_lasting:
+        return _NEVER
+    if _is_skipped(facts):
+        return _SKIPPED
+    return _WOULD_NOT if _is_dispatched(facts) else _WILL_NOT
+
+
+def _is_dispatched(facts: Facts) -> bool:
+    return facts.sequence_id <= facts.cursor
+
+
+def _is_skipped(facts: Facts) -> bool:
+    return facts.skipped and _is_dispatched(facts)
 
 
 def _stored(facts: Facts) -> Step:
@@ -198,3 +223,9 @@ def _sendable(facts: Facts) -> Step:
     if facts.channel in facts.configured:
         return Step("sendable", Holds.YES, f"[push.{label}] is configured here")
     return Step("sendable", Holds.NO, f"[push.{label}] is not configured: such deliveries count as failed")
+
+
+_LASTING = (_stored, _eligible, _settled)
+"""Conditions on the row alone: what they say now they said at its dispatch too."""
+_PRESENT = (_known, _subscribed, _above_start, _wants_commits, _not_own, _sendable)
+"""Conditions on what may have changed since."""

@@ -85,18 +85,48 @@ def test_commit_reaches_who_opted_in() -> None:
 @pytest.mark.parametrize(
     ("facts", "verdict"),
     [
-        (SENT, "One delivery was attempted."),
-        (evolve(SENT, cursor=9), "One delivery is due."),
+        (SENT, "One delivery was attempted, if keys, flags and configuration were then as they are now."),
+        (evolve(SENT, cursor=9), "One delivery is due, or was attempted just now"),
         (evolve(SENT, closed_sequence_id=9), "It was not pushed yet"),
-        (evolve(SENT, channel=None), "It was not pushed to this recipient, and will not be."),
+        (evolve(SENT, closed_sequence_id=9, channel=None), "It was not pushed yet"),
+        (with_envelope(push_eligible=False), "It was not pushed to this recipient, and will not be."),
         (evolve(SENT, envelope=None), "Nothing can be said"),
         (evolve(SENT, envelope=None, sequence_id=31), "There is no such envelope."),
         (evolve(SENT, envelope=None, sequence_id=21), "It was not pushed yet"),
-        (evolve(SENT, skipped=True), "It was not pushed, unless its attempt had begun"),
+        (evolve(SENT, skipped=True), "It was not pushed, unless an instance had loaded it"),
     ],
 )
 def test_verdict_says_what_follows(facts: Facts, verdict: str) -> None:
     assert explain(facts).verdict.startswith(verdict)
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        evolve(SENT, channel=None),
+        evolve(SENT, subscription=None),
+        with_subscription(since_sequence_id=10),
+        with_envelope(is_commit_or_proposal=True),
+        with_keys(9),
+        evolve(SENT, configured=frozenset()),
+    ],
+    ids=["unregistered", "removed", "added again", "commits", "own", "not configured"],
+)
+@pytest.mark.parametrize(
+    ("change", "verdict"),
+    [
+        ({"cursor": 10}, "As things stand now it would not be pushed. It was dispatched before"),
+        ({"cursor": 9}, "As things stand now it will not be pushed. An instance that has loaded it"),
+        ({"cursor": 10, "skipped": True}, "It was not pushed, unless an instance had loaded it"),
+        ({"cursor": 9, "skipped": True}, "As things stand now it will not be pushed."),
+    ],
+    ids=["dispatched", "above the cursor", "skipped", "above a cursor put back"],
+)
+def test_what_may_have_changed_since_is_not_taken_for_history(
+    facts: Facts, change: dict[str, Any], verdict: str
+) -> None:
+    """The recipient may have had the push, and have unregistered, died or left the topic afterwards."""
+    assert explain(evolve(facts, **change)).verdict.startswith(verdict)
 
 
 def test_nothing_private_is_said() -> None:
