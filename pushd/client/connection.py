@@ -117,6 +117,7 @@ class Connection:
         finally:
             if self._calls.pop(stream_id, None) is not None:
                 self._machine.cancel(stream_id)
+                self._output.set()
                 self._made_room()
         return call.outcome
 

@@ -38,6 +38,8 @@ class Peer:
     alive: set[trio.SocketStream] = field(factory=set)
     idle: trio.Event = field(factory=trio.Event)
     """Set once the last connection has been closed."""
+    cancelled: trio.Event = field(factory=trio.Event)
+    """Set once a caller has reset a stream."""
 
 
 @asynccontextmanager
@@ -82,6 +84,8 @@ async def _serve(peer: Peer, stream: trio.SocketStream, answer_pings: bool) -> N
                     connection.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
                 case h2.events.PingReceived():
                     peer.pings += 1
+                case h2.events.StreamReset():
+                    peer.cancelled.set()
                 case h2.events.StreamEnded():
                     if not _react(connection, event.stream_id, peer.react(paths.pop(event.stream_id))):
                         await stream.aclose()

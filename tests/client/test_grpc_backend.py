@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import math
 import ssl
 
 import pytest
@@ -120,6 +121,23 @@ async def test_deadline_of_the_caller_is_sent_along_and_frees_the_stream() -> No
         assert await backend.register(REGISTER) == STATE
         assert peer.connections == 1
         assert b"grpc-timeout" not in peer.requests[1]
+
+
+async def test_call_that_is_given_up_is_cancelled_on_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "QUIET_S", math.inf)  # nothing else makes the connection write
+    seen = trio.Event()
+
+    def react(path: str) -> Reaction:
+        seen.set()
+        return "silent"
+
+    async with running_peer(react) as peer, open_backend(address(peer.port)) as backend:
+        with trio.fail_after(30):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(backend.register, REGISTER)
+                await seen.wait()
+                nursery.cancel_scope.cancel()
+            await peer.cancelled.wait()
 
 
 async def test_silent_server_is_pinged_and_one_that_is_dead_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
