@@ -59,7 +59,7 @@ class Address:
 
 
 def read_address(address: str, ssl_context: ssl.SSLContext | None, *, allow_plaintext: bool) -> Address:
-    """Take `https://host:port` or `http://host:port` apart.
+    """Take `https://host:port` or `http://host:port` apart, and have the context offer HTTP/2.
 
     Raises:
         ValueError: neither of the two, or in clear to another machine without permission.
@@ -74,7 +74,7 @@ def read_address(address: str, ssl_context: ssl.SSLContext | None, *, allow_plai
     if ssl_context is None:
         ssl_context = ssl.create_default_context()
         ssl_context.minimum_version = ssl.TLSVersion.TLSv1_2
-        ssl_context.set_alpn_protocols(["h2"])
+    ssl_context.set_alpn_protocols(["h2"])
     return Address(parts.hostname, parts.port or 443, ssl_context)
 
 

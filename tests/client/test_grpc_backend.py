@@ -218,7 +218,6 @@ async def test_tls_wants_a_trusted_certificate_and_http2(alpn: list[str] | None,
         server_context.set_alpn_protocols(alpn)
     trusting = ssl.create_default_context()
     authority.configure_trust(trusting)
-    trusting.set_alpn_protocols(["h2"])
 
     async with running_peer(GOOD) as peer, trio.open_nursery() as nursery:
 
