@@ -50,14 +50,22 @@ class Line:
         self._connect = connect
         self._connecting = anyio.Lock()
         self._connection: Connection | None = None
+        self._failures = 0  # of attempts to connect
 
     async def call(self, path: str, payload: bytes, metadata: RawHeaders) -> Outcome:
         """One unary call on the present connection or a new one, with the caller's deadline as its time-out."""
         outcome = UNREACHED
+        failures = self._failures
         for _ in range(2):
             async with self._connecting:
                 if self._connection is None or not self._connection.usable:
+                    if self._failures > failures:
+                        # Whoever has waited for an attempt shares its failure: one after another, a hundred messages
+                        # would wait for a hundred attempts.
+                        return UNREACHED
                     self._connection = await self._connect()
+                    if self._connection is None:
+                        self._failures += 1
                 connection = self._connection
             if connection is None:
                 return UNREACHED

@@ -32,6 +32,8 @@ from pushd.rpc.machine import RawHeaders
 
 LOG = logging.getLogger("pushd.client")
 
+CONNECT_S = 10.0  # name, TCP and TLS together; a message has no deadline of its own, and others wait for the attempt
+
 Token = Callable[[], Awaitable[str]]
 
 
@@ -145,20 +147,22 @@ class GrpcBackend:
         """A new connection, or None when there is none to be had."""
         address = self._address
         try:
-            if address.tls is None:
-                stream: ByteStream = await anyio.connect_tcp(address.host, address.port)
-            else:
-                # A peer that only closes the socket is not told from one that says goodbye: HTTP/2 frames its own ends.
-                stream = await anyio.connect_tcp(
-                    address.host, address.port, ssl_context=address.tls, tls_standard_compatible=False
-                )
-                if stream.extra(TLSAttribute.alpn_protocol, None) != "h2":
-                    LOG.warning("the backend does not speak HTTP/2 over TLS")
-                    await anyio.aclose_forcefully(stream)
-                    return None
+            with anyio.fail_after(CONNECT_S):
+                stream = await _open(address)
+            if address.tls is not None and stream.extra(TLSAttribute.alpn_protocol, None) != "h2":
+                LOG.warning("the backend does not speak HTTP/2 over TLS")
+                await anyio.aclose_forcefully(stream)
+                return None
         except LOSSES as exc:
             LOG.info("the backend was not reached: %s", type(exc).__name__)
             return None
         connection = Connection(stream, authority=address.authority, scheme="http" if address.tls is None else "https")
         self._running.start_soon(connection.run)
         return connection
+
+
+async def _open(address: Address) -> ByteStream:
+    if address.tls is None:
+        return await anyio.connect_tcp(address.host, address.port)
+    # A peer that only closes the socket is not told from one that says goodbye: HTTP/2 frames its own ends.
+    return await anyio.connect_tcp(address.host, address.port, ssl_context=address.tls, tls_standard_compatible=False)

@@ -6,13 +6,15 @@ import contextlib
 import functools
 import logging
 import math
+import socket
 import ssl
 
+import anyio
 import pytest
 import trio
 import trustme
 
-from pushd.client import CallFailed, Failed, NotificationsDelayed, NotificationsStopped, connection
+from pushd.client import CallFailed, Failed, NotificationsDelayed, NotificationsStopped, connection, grpc_backend
 from pushd.client.client import Client
 from pushd.client.database import open_database
 from pushd.client.grpc_backend import Address, GrpcBackend, open_backend, read_address
@@ -207,6 +209,36 @@ async def test_token_is_asked_for_before_each_call() -> None:
         await backend.register(REGISTER)
         await backend.register(REGISTER)
         assert [headers[b"authorization"] for headers in peer.requests] == [b"Bearer one", b"Bearer two"]
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "trio"])
+def test_handshake_that_stalls_fails_whoever_waits_for_it(monkeypatch: pytest.MonkeyPatch, loop: str) -> None:
+    monkeypatch.setattr(grpc_backend, "CONNECT_S", 0.1, raising=False)
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # the kernel accepts, and nobody says a word
+        silent.setblocking(False)
+        anyio.run(_call_in_vain, silent, backend=loop)
+
+
+async def _call_in_vain(silent: socket.socket) -> None:
+    where = read_address(f"https://127.0.0.1:{silent.getsockname()[1]}", None, allow_plaintext=False)
+    codes: list[Code] = []
+
+    async def publish() -> None:
+        with pytest.raises(CallFailed) as caught:
+            await backend.publish(publish_pb2.PublishRequest())
+        codes.append(caught.value.code)
+
+    async with open_backend(where) as backend:
+        for _ in range(2):
+            with anyio.fail_after(30):
+                async with anyio.create_task_group() as together:
+                    for _ in range(3):
+                        together.start_soon(publish)
+            with silent.accept()[0]:
+                pass
+            with pytest.raises(BlockingIOError):
+                silent.accept()  # the three have shared one attempt
+    assert codes == [Code.UNAVAILABLE] * 6
 
 
 @pytest.mark.parametrize("alpn", [["h2"], ["http/1.1"], None], ids=["h2", "http1", "none"])
