@@ -18,6 +18,7 @@ from pushd.client.errors import (
     Superseded,
     UnknownConversation,
     UnusableFile,
+    UnusableToken,
     WebhookRefused,
 )
 from pushd.client.payloads import parse_push, verify_webhook
@@ -64,6 +65,7 @@ __all__ = [
     "TryAgain",
     "UnknownConversation",
     "UnusableFile",
+    "UnusableToken",
     "WebhookRefused",
     "apns",
     "fcm",

@@ -12,7 +12,10 @@ from pushd.rpc.gen.xmtp.backend.v1 import notification_pb2, publish_pb2, query_p
 
 
 class Backend(Protocol):
-    """One method a call. Every one raises `CallFailed` with the gRPC status and nothing else of the answer."""
+    """One method a call. Every one raises `CallFailed` with the gRPC status and nothing else of the answer.
+
+    An implementation that asks the app for a token raises `UnusableToken` instead when that cannot be sent.
+    """
 
     async def register(self, request: notification_pb2.RegisterRequest) -> notification_pb2.RecipientState: ...
 

@@ -62,7 +62,8 @@ async def open_client(
         address: `https://host:port`, or `http://host:port` in clear.
         installation_key: the installation's 32-byte public key; it names the topic its invitations arrive on.
         runner: run the task runner; without it notifications cannot be enabled.
-        token: called before each call for the value of `authorization: Bearer`, where the backend wants one.
+        token: called before each call for the value of `authorization: Bearer`, where the backend wants one. Calls end
+            with `UnusableToken` while it returns anything but visible ASCII.
         ssl_context: what to trust; the system's authorities when None. It is made to offer HTTP/2 and nothing else, so
             give one that serves no other connections.
         allow_plaintext: permit `http` beyond this machine. The recipient's secret then travels in clear.

@@ -8,6 +8,7 @@
        ├─ UnusableFile          the local file is another installation's or of a newer version
        ├─ MalformedPush         the received body is not a push of this backend
        ├─ WebhookRefused        the webhook is not signed with the recipient's key, or is too old
+       ├─ UnusableToken         what the app gave as bearer token cannot be one; nothing was sent
        ├─ Superseded            a newer enable or disable took over while this call was waiting
        └─ CallFailed            the backend, or the way to it, answered with a gRPC status
           ├─ NotificationsStopped   a status that will not go away by itself; the state is failed now (PUSH-089)
@@ -54,6 +55,13 @@ class MalformedPush(ClientError):
 
 class WebhookRefused(ClientError):
     """The signature or the timestamp of a webhook does not stand; the text says which."""
+
+
+class UnusableToken(ClientError):
+    """The app's `token` has returned what no header can carry: nothing, a blank, a line end, or beyond ASCII."""
+
+    def __init__(self) -> None:
+        super().__init__("a bearer token is one or more visible ASCII characters")
 
 
 class Superseded(ClientError):

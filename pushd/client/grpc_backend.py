@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import logging
+import re
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -25,7 +26,7 @@ from google.protobuf.message import DecodeError, Message
 
 from pushd.client.background import background_tasks
 from pushd.client.connection import LOSSES, Connection, Line
-from pushd.client.errors import CallFailed
+from pushd.client.errors import CallFailed, UnusableToken
 from pushd.errors import Code
 from pushd.rpc.gen.xmtp.backend.v1 import notification_pb2, publish_pb2, query_pb2
 from pushd.rpc.machine import RawHeaders
@@ -35,6 +36,7 @@ LOG = logging.getLogger("pushd.client")
 CONNECT_S = 10.0  # name, TCP and TLS together; a message has no deadline of its own, and others wait for the attempt
 
 Token = Callable[[], Awaitable[str]]
+_SENDABLE = re.compile("[!-~]+")  # h2 sends a line end as it is, for which a peer drops the connection
 
 
 class _Decodable(Protocol):
@@ -136,7 +138,10 @@ class GrpcBackend:
     async def _call(self, line: Line, path: str, request: Message, answer_type: type[Answer]) -> Answer:
         metadata: RawHeaders = []
         if self._token is not None:
-            metadata.append((b"authorization", b"Bearer " + (await self._token()).encode("ascii")))
+            token = await self._token()
+            if not _SENDABLE.fullmatch(token):
+                raise UnusableToken
+            metadata.append((b"authorization", b"Bearer " + token.encode("ascii")))
         outcome = await line.call(path, request.SerializeToString(), metadata)
         if outcome.code is Code.OK and outcome.payload is not None:
             with contextlib.suppress(DecodeError):

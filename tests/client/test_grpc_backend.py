@@ -14,7 +14,16 @@ import pytest
 import trio
 import trustme
 
-from pushd.client import CallFailed, Failed, NotificationsDelayed, NotificationsStopped, connection, grpc_backend
+from pushd.client import (
+    CallFailed,
+    Enabled,
+    Failed,
+    NotificationsDelayed,
+    NotificationsStopped,
+    UnusableToken,
+    connection,
+    grpc_backend,
+)
 from pushd.client.client import Client
 from pushd.client.database import open_database
 from pushd.client.grpc_backend import Address, GrpcBackend, open_backend, read_address
@@ -40,6 +49,12 @@ async def failure(backend: GrpcBackend) -> Code:
     assert caught.value.__cause__ is caught.value.__context__ is None
     assert str(caught.value) == f"the backend call ended with {caught.value.code.name}"
     return caught.value.code
+
+
+def is_registered(client: Client) -> bool:
+    state = client.notification_state()
+    assert isinstance(state, Enabled)
+    return state.registered
 
 
 async def test_answer_is_read_and_connections_are_kept_by_purpose() -> None:
@@ -209,6 +224,40 @@ async def test_token_is_asked_for_before_each_call() -> None:
         await backend.register(REGISTER)
         await backend.register(REGISTER)
         assert [headers[b"authorization"] for headers in peer.requests] == [b"Bearer one", b"Bearer two"]
+
+
+@pytest.mark.parametrize("text", ["", "sesame\n", "ses ame", "sesame\u2026", "a\r\nb: c", "\0", "\x7f"])
+async def test_token_that_no_header_can_carry_is_named_and_not_told(text: str) -> None:
+    async def token() -> str:
+        return text
+
+    async with running_peer(GOOD) as peer, open_backend(address(peer.port), token) as backend:
+        with trio.fail_after(30), pytest.raises(UnusableToken) as caught:
+            await backend.register(REGISTER)
+        error = caught.value
+        assert error.__cause__ is error.__context__ is None
+        assert (str(error), error.args) == (str(UnusableToken()), UnusableToken().args)
+        assert peer.requests == []
+
+
+async def test_notifications_go_on_trying_with_the_next_token(tmp_path, caplog) -> None:
+    tokens = iter(("sesame\n", "sesame\n", "sesame"))
+    clock = Clock()
+
+    async def token() -> str:
+        return next(tokens)
+
+    async with running_peer(GOOD) as peer, open_backend(address(peer.port), token) as backend:
+        with open_database(tmp_path / "client.db", INSTALLATION) as db:
+            client = Client(db, backend, clock.now_ns, runner=True)
+            with trio.fail_after(30), pytest.raises(UnusableToken):
+                await client.enable_notifications(CONFIG)
+            for _ in range(2):
+                assert not is_registered(client)
+                clock.advance(60 * 10**9)
+                assert await client.tasks.run_due()
+            assert is_registered(client)
+    assert "sesame" not in caplog.text
 
 
 @pytest.mark.parametrize("loop", ["asyncio", "trio"])
