@@ -35,6 +35,7 @@ from pushd.channels.resolver import (
 from pushd.channels.setup import configured_channels, open_channels, watch_credentials
 from pushd.config import Address, Config
 from pushd.core.admission import PublishLimits, Retention
+from pushd.core.checks import Refusal
 from pushd.core.outbound import FRAME_BYTES, FRAME_HEAD_BYTES
 from pushd.core.stream_updates import UpdateLimits
 from pushd.dispatch.term import DispatchSettings, run_dispatcher
@@ -272,8 +273,10 @@ def make_services(
     http = config.push.http
     resolver = ThreadResolver(max_lookups=MAX_REGISTER_LOOKUPS, max_unproven=MAX_UNPROVEN_REGISTER_LOOKUPS)
 
-    async def webhook_url_allowed(url: str) -> bool:
-        return http is not None and await check_webhook_url(
+    async def check_url(url: str) -> Refusal | None:
+        if http is None:  # and the channel is refused before its URL is looked at
+            return Refusal.WEBHOOK_URL
+        return await check_webhook_url(
             url,
             allowed_domains=http.allowed_domains,
             allow_private_addresses=http.allow_private_addresses,
@@ -317,7 +320,7 @@ def make_services(
             database,
             metrics,
             channels=configured_channels(config.push),
-            webhook_url_allowed=webhook_url_allowed,
+            check_webhook_url=check_url,
             recipient_ttl_seconds=config.push.recipient_ttl_seconds,
             max_push_topics=limits.max_push_topics,
         ),

@@ -17,6 +17,7 @@ from typing import Protocol
 import trio
 
 from pushd.core.addresses import Address, is_blocked
+from pushd.core.checks import Refusal
 from pushd.core.domains import host_allowed
 from pushd.core.webhook_url import parse_webhook_url
 from pushd.model import ATTEMPT_S
@@ -32,33 +33,42 @@ MAX_REGISTER_LOOKUPS = 64
 MAX_UNPROVEN_REGISTER_LOOKUPS = 48
 # Hosts remembered as answering: as many as there are retained deliveries.
 MAX_PROVEN_HOSTS = 10_000
+# The failures that say something of the name: unknown, or without an address. All others are of name servers, the
+# network or this machine. Some C libraries lack the newer two.
+_NO_ADDRESS = {getattr(socket, name, socket.EAI_NONAME) for name in ("EAI_NONAME", "EAI_NODATA", "EAI_ADDRFAMILY")}
 
 
 class Resolver(Protocol):
     """Where senders and the Register check get addresses from."""
 
-    async def resolve(self, host: str) -> tuple[Address, ...]:
-        """Every address of `host`, in the order to try them; empty when there is none or nobody knows."""
+    async def resolve(self, host: str) -> tuple[Address, ...] | None:
+        """Every address of `host`, in the order to try them; empty when there is none, None when nobody knows now."""
         ...
 
 
 async def check_webhook_url(
     text: str, *, allowed_domains: Collection[str], allow_private_addresses: bool, resolver: Resolver
-) -> bool:
-    """Whether a client may register this webhook URL (PUSH-066, PUSH-068).
+) -> Refusal | None:
+    """Check 6: why a client may not register this webhook URL, or None (PUSH-066, PUSH-068).
 
     The domain list comes before any lookup, so that a host outside of it causes no DNS query. A host without an
-    address, or whose lookup takes longer than an attempt may, is refused.
+    address is refused as WEBHOOK_URL; one that nobody can tell about within the time of an attempt, because name
+    servers fail or every thread is taken, as WEBHOOK_UNRESOLVED.
     """
     url = parse_webhook_url(text)
     if url is None or not host_allowed(url.host, allowed_domains):
-        return False
+        return Refusal.WEBHOOK_URL
+    addresses: tuple[Address, ...] | None = None
     if url.address is not None:
-        return allow_private_addresses or not is_blocked(url.address)
-    with trio.move_on_after(ATTEMPT_S):
-        addresses = await resolver.resolve(url.host)
-        return bool(addresses) and (allow_private_addresses or not any(map(is_blocked, addresses)))
-    return False
+        addresses = (url.address,)
+    else:
+        with trio.move_on_after(ATTEMPT_S):
+            addresses = await resolver.resolve(url.host)
+    if addresses is None:
+        return Refusal.WEBHOOK_UNRESOLVED
+    if not addresses or (not allow_private_addresses and any(map(is_blocked, addresses))):
+        return Refusal.WEBHOOK_URL
+    return None
 
 
 class ThreadResolver:
@@ -71,7 +81,7 @@ class ThreadResolver:
     only.
 
     Args:
-        look_up: blocking, called in a thread; raises OSError when there is no answer.
+        look_up: blocking, called in a thread; raises `socket.gaierror`, or another OSError when nobody could be asked.
         max_lookups: threads.
         max_unproven: threads of them for hosts that are not proven.
     """
@@ -94,7 +104,7 @@ class ThreadResolver:
         waiting = len(self._proven_lane.waiting) + len(self._unproven_lane.waiting)
         return f"ThreadResolver(threads={self._threads}, unproven={self._unproven_lane.running}, waiting={waiting})"
 
-    async def resolve(self, host: str) -> tuple[Address, ...]:
+    async def resolve(self, host: str) -> tuple[Address, ...] | None:
         """See `Resolver`. Waits for a free slot where there is none; the caller's deadline covers that too."""
         lookup = self._lookups.get(host)
         if lookup is None:
@@ -126,8 +136,10 @@ class ThreadResolver:
 
         def work() -> None:
             try:
-                with suppress(OSError):  # no such name, no server, no network: no address
-                    lookup.addresses = self._look_up(lookup.host)
+                lookup.addresses = self._look_up(lookup.host)
+            except OSError as failure:
+                if isinstance(failure, socket.gaierror) and failure.errno in _NO_ADDRESS:
+                    lookup.addresses = ()
             finally:
                 with suppress(trio.RunFinishedError):  # the program may end before the name servers answer
                     token.run_sync_soon(self._finish, lookup)
@@ -161,7 +173,7 @@ class _Lookup:
         self.host = host
         self.lane = lane
         self.callers = 0
-        self.addresses: tuple[Address, ...] = ()
+        self.addresses: tuple[Address, ...] | None = None
         self.done = trio.Event()
 
 

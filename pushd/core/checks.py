@@ -48,6 +48,8 @@ class Refusal(enum.Enum):
     WRONG_SECRET = (Code.PERMISSION_DENIED, "recipient secret is not valid")
     CHANNEL_NOT_CONFIGURED = (Code.FAILED_PRECONDITION, "channel is not configured")
     WEBHOOK_URL = (Code.INVALID_ARGUMENT, "webhook url is not allowed")
+    # Clients give up for good after INVALID_ARGUMENT, and name servers recover.
+    WEBHOOK_UNRESOLVED = (Code.UNAVAILABLE, "webhook host cannot be resolved now")
     SIGNING_KEY = (Code.INVALID_ARGUMENT, "webhook signing key length is not allowed")
     SUBSCRIPTION = (Code.INVALID_ARGUMENT, "subscription is malformed")
     TOPIC_LIMIT = (Code.RESOURCE_EXHAUSTED, "recipient topic limit reached")

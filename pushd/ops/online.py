@@ -282,7 +282,7 @@ async def _check_name(resolver: Resolver, name: str, *, allow_private: bool) -> 
     key = "push.http.allowed_domains"
     addresses: tuple[object, ...] = ()
     with trio.move_on_after(10):
-        found = await resolver.resolve(name)
+        found = await resolver.resolve(name) or ()
         addresses = found
         if not allow_private and any(map(is_blocked, found)):
             what = "holds a host with a private address, which no webhook may reach"

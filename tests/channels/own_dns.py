@@ -1,4 +1,4 @@
-"""A name server for made-up names, and what the webhook check says to each of them.
+"""A name server for made-up names, and what the webhook check says to each of them: a refusal's name, or null.
 
 `python -m tests.channels.own_dns` is started by test_webhook_dns.py with a network and mounts of its own, where it may
 take port 53 and tell the C library to ask there.
@@ -36,6 +36,9 @@ NAMES: dict[str, tuple[list[str], list[str]]] = {
     "alias-nowhere.example": (["middle.example"], []),
     "alias-loop.example": (["alias-loop.example"], []),
 }
+# Names with an answer that tells nothing: the response code (RFC 1035 section 4.1.1), or None for silence.
+FAILING: dict[str, int | None] = {"servfail.example": 2, "refused.example": 5, "silent.example": None}
+_NXDOMAIN = 3
 _A, _CNAME, _AAAA, _IN = 1, 5, 28, 1
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
 
@@ -48,7 +51,7 @@ def _record(name: str, kind: int, data: bytes) -> bytes:
     return _encoded(name) + struct.pack("!HHIH", kind, _IN, 0, len(data)) + data
 
 
-def answer(query: bytes) -> bytes:
+def answer(query: bytes) -> bytes | None:
     """The whole chain for a question of type A or AAAA (RFC 1035 §4.1), NXDOMAIN for a name that is not listed."""
     labels, at = [], 12
     while query[at]:
@@ -66,7 +69,9 @@ def answer(query: bytes) -> bytes:
             owner = alias
         ends = [ipaddress.ip_address(text) for text in addresses]
         records += [_record(owner, kind, end.packed) for end in ends if kind == (_A if end.version == 4 else _AAAA)]
-    code = 0 if found is not None else 3
+    code = FAILING.get(name, 0 if found is not None else _NXDOMAIN)
+    if code is None:
+        return None
     head = query[:2] + struct.pack("!HHHHH", 0x8180 | code, 1, len(records), 0, 0)
     return head + query[12 : at + 5] + b"".join(records)
 
@@ -74,7 +79,8 @@ def answer(query: bytes) -> bytes:
 def _serve(server: socket.socket) -> None:
     while True:
         query, peer = server.recvfrom(512)
-        server.sendto(answer(query), peer)
+        if (answered := answer(query)) is not None:
+            server.sendto(answered, peer)
 
 
 def _loopback_up() -> None:
@@ -93,14 +99,15 @@ def _ask_here(folder: Path) -> None:
         subprocess.run(["mount", "--bind", folder / name, f"/etc/{name}"], check=True)
 
 
-async def _judge() -> dict[str, bool]:
+async def _judge() -> dict[str, str | None]:
     resolver = ThreadResolver()
-    return {
+    verdicts = {
         name: await check_webhook_url(
             f"https://{name}/hook", allowed_domains=(), allow_private_addresses=False, resolver=resolver
         )
-        for name in (*NAMES, "unknown.example")
+        for name in (*NAMES, *FAILING, "unknown.example")
     }
+    return {name: verdict and verdict.name for name, verdict in verdicts.items()}
 
 
 def main() -> None:

@@ -1,5 +1,6 @@
 """Lookups in threads: shared while they run, kept by nobody, and unable to starve hosts that answer."""
 
+import socket
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ import trio.testing
 from pushd.channels import resolver as module
 from pushd.channels.resolver import ThreadResolver, check_webhook_url
 from pushd.core.addresses import Address
+from pushd.core.checks import Refusal
 
 PUBLIC = (ip_address("1.1.1.1"),)
 
@@ -35,7 +37,7 @@ class Names:
             with self._lock:
                 self.blocked -= 1
         if host.endswith(".missing"):
-            raise OSError("no such name")
+            raise socket.gaierror(socket.EAI_NONAME, "no such name")
         return PUBLIC
 
 
@@ -81,6 +83,29 @@ async def test_concurrent_callers_share_one_lookup_and_later_ones_get_a_new_one(
 
 async def test_t151_unknown_name_has_no_address(names: Names) -> None:
     assert await ThreadResolver(names).resolve("a.missing") == ()
+
+
+@pytest.mark.parametrize(
+    ("failure", "answer"),
+    [
+        pytest.param(socket.gaierror(socket.EAI_NONAME, ""), (), id="no such name"),
+        pytest.param(socket.gaierror(socket.EAI_NODATA, ""), (), id="no data"),
+        pytest.param(socket.gaierror(socket.EAI_ADDRFAMILY, ""), (), id="no address of a family in use"),
+        pytest.param(socket.gaierror(socket.EAI_AGAIN, ""), None, id="name servers fail"),
+        pytest.param(socket.gaierror(socket.EAI_FAIL, ""), None, id="name servers refuse"),
+        pytest.param(socket.gaierror(socket.EAI_MEMORY, ""), None, id="no memory"),
+        pytest.param(socket.gaierror(socket.EAI_SYSTEM, ""), None, id="system error"),
+        pytest.param(OSError(socket.EAI_NONAME, ""), None, id="a number of another table"),
+        pytest.param(OSError(24, ""), None, id="no descriptor"),
+    ],
+)
+async def test_only_what_is_said_of_the_name_means_that_it_has_no_address(
+    failure: OSError, answer: tuple[Address, ...] | None
+) -> None:
+    def look_up(host: str) -> tuple[Address, ...]:
+        raise failure
+
+    assert await ThreadResolver(look_up).resolve("a.example") == answer
 
 
 async def test_the_system_knows_localhost() -> None:
@@ -176,14 +201,14 @@ async def test_waiting_lookups_run_in_order_when_slots_come_free(names: Names) -
 
 
 class Script:
-    """Answers without threads; None hangs."""
+    """Answers without threads; `down` knows nothing."""
 
-    def __init__(self, *addresses: str, hang: bool = False) -> None:
-        self.answer = tuple(map(ip_address, addresses))
+    def __init__(self, *addresses: str, hang: bool = False, down: bool = False) -> None:
+        self.answer = None if down else tuple(map(ip_address, addresses))
         self.hang = hang
         self.asked: list[str] = []
 
-    async def resolve(self, host: str) -> tuple[Address, ...]:
+    async def resolve(self, host: str) -> tuple[Address, ...] | None:
         self.asked.append(host)
         if self.hang:
             await trio.sleep_forever()
@@ -213,7 +238,7 @@ async def test_names_are_judged_by_all_their_addresses(
 ) -> None:
     script = Script(*answer)
     verdict = await check_webhook_url(url, allowed_domains=domains, allow_private_addresses=private, resolver=script)
-    assert verdict is allowed
+    assert verdict is (None if allowed else Refusal.WEBHOOK_URL)
     assert len(script.asked) == 1
 
 
@@ -235,7 +260,7 @@ async def test_nothing_is_looked_up_for_literals_and_hosts_outside_of_the_list(
 ) -> None:
     script = Script("1.1.1.1")
     verdict = await check_webhook_url(url, allowed_domains=domains, allow_private_addresses=private, resolver=script)
-    assert verdict is allowed
+    assert verdict is (None if allowed else Refusal.WEBHOOK_URL)
     assert script.asked == []
 
 
@@ -243,7 +268,33 @@ async def test_s041_register_refuses_a_name_that_hangs_within_ten_seconds(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     started = trio.current_time()
-    assert not await check_webhook_url(
+    verdict = await check_webhook_url(
         "https://h.example/", allowed_domains=(), allow_private_addresses=True, resolver=Script(hang=True)
     )
+    assert verdict is Refusal.WEBHOOK_UNRESOLVED
     assert trio.current_time() - started == pytest.approx(10)
+
+
+@pytest.mark.parametrize("private", [False, True])
+async def test_name_nobody_knows_of_now_may_be_tried_again(private: bool) -> None:
+    verdict = await check_webhook_url(
+        "https://h.example/", allowed_domains=(), allow_private_addresses=private, resolver=Script(down=True)
+    )
+    assert verdict is Refusal.WEBHOOK_UNRESOLVED
+
+
+async def test_names_that_hold_every_thread_make_others_wait_and_refuse_none_for_good(
+    autojump_clock: trio.testing.MockClock, names: Names
+) -> None:
+    resolver = ThreadResolver(names, max_lookups=1, max_unproven=1)
+    with trio.CancelScope() as giving_up:
+        giving_up.cancel()
+        await resolver.resolve("a.hang")
+    verdicts = [
+        await check_webhook_url(
+            f"https://{host}/", allowed_domains=(), allow_private_addresses=False, resolver=resolver
+        )
+        for host in ("a.hang", "honest.good")
+    ]
+    assert verdicts == [Refusal.WEBHOOK_UNRESOLVED] * 2
+    assert names.calls["honest.good"] == 0

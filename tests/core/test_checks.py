@@ -38,6 +38,7 @@ def test_every_refusal_has_its_status_and_text() -> None:
         "recipient secret is not valid": Code.PERMISSION_DENIED,
         "channel is not configured": Code.FAILED_PRECONDITION,
         "webhook url is not allowed": Code.INVALID_ARGUMENT,
+        "webhook host cannot be resolved now": Code.UNAVAILABLE,
         "webhook signing key length is not allowed": Code.INVALID_ARGUMENT,
         "subscription is malformed": Code.INVALID_ARGUMENT,
         "recipient topic limit reached": Code.RESOURCE_EXHAUSTED,

@@ -33,6 +33,7 @@ from tests.support.registration import (
     SIGNING_KEY,
     SUBSCRIPTION,
     TOPIC_LIMIT,
+    WEBHOOK_UNRESOLVED,
     WEBHOOK_URL,
     WRONG_SECRET,
     Api,
@@ -149,7 +150,7 @@ async def test_wrong_secret_comes_before_the_payload(
     await api.register(FCM)
     before = await rows.everything()
     verdicts = UrlVerdicts()
-    bare = Api(database, metrics, channels=[], webhook_url_allowed=verdicts)
+    bare = Api(database, metrics, channels=[], check_webhook_url=verdicts)
     for either in (api, bare):
         assert await either.register(APNS, secret=OTHER_SECRET) == WRONG_SECRET
         assert await either.register({}, secret=OTHER_SECRET) == WRONG_SECRET
@@ -168,7 +169,7 @@ async def test_without_channels_every_register_is_refused(
 ) -> None:
     """T013"""
     verdicts = UrlVerdicts()
-    api = Api(database, metrics, channels=[], webhook_url_allowed=verdicts)
+    api = Api(database, metrics, channels=[], check_webhook_url=verdicts)
     assert await api.register(delivery) == CHANNEL_NOT_CONFIGURED
     assert await rows.recipients() == []
     assert verdicts.asked == []
@@ -192,16 +193,17 @@ async def test_register_without_a_delivery_is_malformed_where_channels_exist(api
 
 
 class Addresses:
-    """A scripted resolver: names it does not know have no address."""
+    """A scripted resolver: names it does not know have no address; while it is `down`, nobody knows of any."""
 
     def __init__(self, **hosts: list[str]) -> None:
         self.hosts = {name.replace("_", "."): [ip_address(text) for text in texts] for name, texts in hosts.items()}
         self.asked: list[str] = []
+        self.down = False
 
-    async def resolve(self, host: str) -> tuple[Address, ...]:
+    async def resolve(self, host: str) -> tuple[Address, ...] | None:
         self.asked.append(host)
         await trio.lowlevel.checkpoint()
-        return tuple(self.hosts.get(host, ()))
+        return None if self.down else tuple(self.hosts.get(host, ()))
 
 
 def real_check(resolver: Addresses, allowed: list[str] | None = None, private: bool = False) -> Callable[[str], Any]:
@@ -214,7 +216,7 @@ def real_check(resolver: Addresses, allowed: list[str] | None = None, private: b
 @pytest.mark.parametrize("key_bytes", [0, 16])
 async def test_url_comes_before_the_signing_key(database: Database, metrics: Metrics, url: str, key_bytes: int) -> None:
     """T014"""
-    api = Api(database, metrics, webhook_url_allowed=real_check(Addresses()))
+    api = Api(database, metrics, check_webhook_url=real_check(Addresses()))
     assert await api.register(http(url, bytes(key_bytes))) == WEBHOOK_URL
 
 
@@ -268,7 +270,7 @@ async def test_url_is_judged_with_list_and_addresses(database: Database, metrics
     )
 
     async def ask(url: str, allowed: list[str] | None = None, private: bool = False) -> bool:
-        api = Api(database, metrics, webhook_url_allowed=real_check(resolver, allowed, private))
+        api = Api(database, metrics, check_webhook_url=real_check(resolver, allowed, private))
         answer = await api.register(http(url))
         assert answer == WEBHOOK_URL or answer.channel == wire.CHANNEL_HTTP
         return answer != WEBHOOK_URL
@@ -293,8 +295,8 @@ async def test_recipient_keeps_its_url_when_the_list_changes_until_it_registers(
     database: Database, metrics: Metrics, rows: Rows
 ) -> None:
     resolver = Addresses(old_example_org=["8.8.8.8"])
-    wide = Api(database, metrics, webhook_url_allowed=real_check(resolver))
-    narrow = Api(database, metrics, webhook_url_allowed=real_check(resolver, ["new.example.org"]))
+    wide = Api(database, metrics, check_webhook_url=real_check(resolver))
+    narrow = Api(database, metrics, check_webhook_url=real_check(resolver, ["new.example.org"]))
     await wide.register(http("https://old.example.org/"))
     before = await rows.recipients()
     assert (await narrow.update([add(group(1))])).topic_count == 1
@@ -302,17 +304,32 @@ async def test_recipient_keeps_its_url_when_the_list_changes_until_it_registers(
     assert [row[2:5] for row in await rows.recipients()] == [row[2:5] for row in before]
 
 
+async def test_renewal_while_name_servers_are_down_may_be_tried_again_and_changes_nothing(
+    database: Database, metrics: Metrics, rows: Rows
+) -> None:
+    """INVALID_ARGUMENT would switch the client off for good."""
+    resolver = Addresses(hooks_example_org=["8.8.8.8"])
+    api = Api(database, metrics, check_webhook_url=real_check(resolver))
+    hook = http("https://hooks.example.org/")
+    await api.register(hook)
+    before = await rows.everything()
+    resolver.down = True
+    assert await api.register(hook) == WEBHOOK_UNRESOLVED
+    assert await rows.everything() == before
+    resolver.down = False
+    assert (await api.register(hook)).channel == wire.CHANNEL_HTTP
+
+
 async def test_no_session_is_held_while_a_name_is_resolved(database_url: str, metrics: Metrics) -> None:
     """A pool of one session serves another caller while the first waits for its name server."""
     asked, answered = trio.Event(), trio.Event()
 
-    async def slow(url: str) -> bool:
+    async def slow(url: str) -> None:
         asked.set()
         await answered.wait()
-        return True
 
     async with open_database(DatabaseSettings(database_url, max_connections=1), metrics) as database:
-        api = Api(database, metrics, webhook_url_allowed=slow)
+        api = Api(database, metrics, check_webhook_url=slow)
         answers = []
 
         async def register_webhook() -> None:
@@ -416,7 +433,7 @@ async def test_refused_register_changes_nothing(api: Api, rows: Rows, database: 
     await api.register(FCM)
     await api.update([add(group(5))])
     before = await rows.everything()
-    strict = Api(database, metrics, channels=[Channel.FCM, Channel.HTTP], webhook_url_allowed=UrlVerdicts({"bad"}))
+    strict = Api(database, metrics, channels=[Channel.FCM, Channel.HTTP], check_webhook_url=UrlVerdicts({"bad"}))
     assert await strict.register(APNS) == CHANNEL_NOT_CONFIGURED
     assert await strict.register({}) == MALFORMED
     assert await strict.register(http("bad")) == WEBHOOK_URL

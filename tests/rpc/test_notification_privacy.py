@@ -147,7 +147,7 @@ async def observe(database_url: str, calls: list[tuple[str, Any]]) -> list[tuple
             check = partial(
                 check_webhook_url, allowed_domains=[], allow_private_addresses=False, resolver=PublicAddresses()
             )
-            api = Api(database, metrics, webhook_url_allowed=check, max_topics=2)
+            api = Api(database, metrics, check_webhook_url=check, max_topics=2)
             for method, request in calls:
                 try:
                     answer = await getattr(api.service, method)(request)

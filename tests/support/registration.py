@@ -7,6 +7,7 @@ from typing import Any
 
 from attrs import frozen
 
+from pushd.core.checks import Refusal
 from pushd.errors import StatusError
 from pushd.model import Channel
 from pushd.rpc.gen.xmtp.backend.v1 import notification_pb2 as wire
@@ -36,6 +37,7 @@ NOT_REGISTERED = Refused("NOT_FOUND", "recipient is not registered")
 WRONG_SECRET = Refused("PERMISSION_DENIED", "recipient secret is not valid")
 CHANNEL_NOT_CONFIGURED = Refused("FAILED_PRECONDITION", "channel is not configured")
 WEBHOOK_URL = Refused("INVALID_ARGUMENT", "webhook url is not allowed")
+WEBHOOK_UNRESOLVED = Refused("UNAVAILABLE", "webhook host cannot be resolved now")
 SIGNING_KEY = Refused("INVALID_ARGUMENT", "webhook signing key length is not allowed")
 SUBSCRIPTION = Refused("INVALID_ARGUMENT", "subscription is malformed")
 TOPIC_LIMIT = Refused("RESOURCE_EXHAUSTED", "recipient topic limit reached")
@@ -65,9 +67,9 @@ class UrlVerdicts:
         self.refused = refused
         self.asked: list[str] = []
 
-    async def __call__(self, url: str) -> bool:
+    async def __call__(self, url: str) -> Refusal | None:
         self.asked.append(url)
-        return url not in self.refused
+        return Refusal.WEBHOOK_URL if url in self.refused else None
 
 
 class Api:
@@ -79,7 +81,7 @@ class Api:
         metrics: Metrics,
         *,
         channels: Collection[Channel] = tuple(Channel),
-        webhook_url_allowed: Any = None,
+        check_webhook_url: Any = None,
         ttl_s: int = 2_592_000,
         max_topics: int = 100_000,
     ) -> None:
@@ -87,7 +89,7 @@ class Api:
             database,
             metrics,
             channels=channels,
-            webhook_url_allowed=webhook_url_allowed or UrlVerdicts(),
+            check_webhook_url=check_webhook_url or UrlVerdicts(),
             recipient_ttl_seconds=ttl_s,
             max_push_topics=max_topics,
         )

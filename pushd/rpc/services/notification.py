@@ -33,7 +33,7 @@ class NotificationService(NotificationServiceServicer):
 
     Args:
         channels: those with a config block.
-        webhook_url_allowed: resolves and judges the URL of a webhook (check 6) in bounded time.
+        check_webhook_url: resolves and judges the URL of a webhook (check 6) in bounded time.
         recipient_ttl_seconds: how long a recipient lives without renewal.
         max_push_topics: the most topics a recipient may grow to.
     """
@@ -44,14 +44,14 @@ class NotificationService(NotificationServiceServicer):
         metrics: Metrics,
         *,
         channels: Collection[Channel],
-        webhook_url_allowed: Callable[[str], Awaitable[bool]],
+        check_webhook_url: Callable[[str], Awaitable[Refusal | None]],
         recipient_ttl_seconds: int,
         max_push_topics: int,
     ) -> None:
         super().__init__()
         self._database = database
         self._channels = frozenset(channels)
-        self._webhook_url_allowed = webhook_url_allowed
+        self._check_webhook_url = check_webhook_url
         self._recipient_ttl_seconds = recipient_ttl_seconds
         self._max_push_topics = max_push_topics
         self._registered = metrics.push_recipients.labels("registered")
@@ -100,8 +100,8 @@ class NotificationService(NotificationServiceServicer):
     async def _checked_delivery(self, request: wire.RegisterRequest) -> DeliveryConfig:
         """Checks 5 to 7 and the storable shape of the target."""
         config = _unless_refused(checks.check_channel(_delivery(request), self._channels))
-        if config.channel is Channel.HTTP and not await self._webhook_url_allowed(config.target):
-            _unless_refused(Refusal.WEBHOOK_URL)
+        if config.channel is Channel.HTTP:
+            _unless_refused(await self._check_webhook_url(config.target))
         _unless_refused(checks.check_delivery(config))
         return config
 
