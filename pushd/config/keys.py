@@ -45,10 +45,13 @@ class Server:
     listen: Annotated[Address, Key("Numeric address and port of the gRPC listener; port 0 lets the system choose.")] = (
         _GRPC_ADDRESS
     )
-    tls_cert: Annotated[Path | None, Key("PEM file with the certificate chain. Together with `tls_key`.")] = None
-    tls_key: Annotated[Path | None, Key("PEM file with the certificate's private key. Together with `tls_cert`.")] = (
-        None
-    )
+    tls_cert: Annotated[
+        Path | None, Key("PEM file with the certificate chain. Together with `tls_key`.", example="/etc/pushd/cert.pem")
+    ] = None
+    tls_key: Annotated[
+        Path | None,
+        Key("PEM file with the certificate's private key. Together with `tls_cert`.", example="/etc/pushd/key.pem"),
+    ] = None
     allow_cleartext: Annotated[
         bool,
         Key("Serve on a non-loopback address without TLS. Requests carry secrets: only behind a proxy that does TLS."),
@@ -164,13 +167,21 @@ class Auth:
     keys: Annotated[tuple[AuthKey, ...] | None, Key("Keys given in this file.", check=values.not_empty)] = None
     audiences: Annotated[
         tuple[str, ...] | None,
-        Key("A token's audience must be one of these; absent: not looked at.", check=values.not_empty),
+        Key(
+            "A token's audience must be one of these; absent: not looked at.",
+            check=values.not_empty,
+            example=("https://push.example.com",),
+        ),
     ] = None
     issuers: Annotated[
         tuple[str, ...] | None,
-        Key("A token's issuer must be one of these; absent: not looked at.", check=values.not_empty),
+        Key(
+            "A token's issuer must be one of these; absent: not looked at.",
+            check=values.not_empty,
+            example=("https://issuer.example.com",),
+        ),
     ] = None
-    required_scopes: Annotated[tuple[str, ...], Key("Scopes every token must have.")] = ()
+    required_scopes: Annotated[tuple[str, ...], Key("Scopes every token must have.", example=("push",))] = ()
     leeway_seconds: Annotated[int, Key("Clock difference granted to tokens.", low=0, high=300)] = 60
     jwks_refresh_seconds: Annotated[int, _count("Pause between two fetches of the key set.")] = 300
     jwks_max_stale_seconds: Annotated[int, _count("Without a successful fetch for this long, the server stops.")] = (
@@ -197,9 +208,9 @@ class Apns:
             example="https://127.0.0.1:2197",
         ),
     ] = None
-    ca_file: Annotated[Path | None, Key("Development only: PEM file with the authority of the fake's certificate.")] = (
-        None
-    )
+    ca_file: Annotated[
+        Path | None, Key("Development only: PEM file with the authority of the fake's certificate.", example="ca.pem")
+    ] = None
 
 
 @frozen
@@ -218,9 +229,9 @@ class Fcm:
             example="https://127.0.0.1:2198",
         ),
     ] = None
-    ca_file: Annotated[Path | None, Key("Development only: PEM file with the authority of the fake's certificate.")] = (
-        None
-    )
+    ca_file: Annotated[
+        Path | None, Key("Development only: PEM file with the authority of the fake's certificate.", example="ca.pem")
+    ] = None
 
 
 @frozen
@@ -232,12 +243,15 @@ class Http:
         Key(
             "Hosts webhooks may go to: names, or `*.` and a name for everything below it. Empty: any public host.",
             check=values.domain_entries,
+            example=("hooks.example.com", "*.example.org"),
         ),
     ] = ()
     allow_private_addresses: Annotated[
         bool, Key("Allow webhooks to private and loopback addresses; for development and tests.")
     ] = False
-    ca_file: Annotated[Path | None, Key("Development only: PEM file with an authority to trust for webhooks.")] = None
+    ca_file: Annotated[
+        Path | None, Key("Development only: PEM file with an authority to trust for webhooks.", example="ca.pem")
+    ] = None
 
 
 @frozen

@@ -211,9 +211,10 @@ def _explained(mistake: Mistake) -> Mistake:
     about = shape.find(mistake.path)
     if about is None:
         return Mistake(mistake.path, mistake.what, "see docs/configuration.md")
-    if about.required:
-        return Mistake(mistake.path, mistake.what, f"for instance {about.name} = {about.example_toml}")
-    return Mistake(mistake.path, mistake.what, "leave the key out for its default")
+    if about.may_be_left_out:
+        return Mistake(mistake.path, mistake.what, "leave the key out for its default")
+    how = "" if about.required else "correct it, "
+    return Mistake(mistake.path, mistake.what, f"{how}for instance {about.name} = {about.example_toml}")
 
 
 def _suggestion(path: KeyPath) -> str | None:

@@ -37,9 +37,18 @@ class KeyShape:
         return self.default is NOTHING
 
     @property
+    def may_be_left_out(self) -> bool:
+        """Whether the default is fit advice for somebody who meant to set the key.
+
+        That of a number, a switch or a choice is. Without an address, a file or a list, pushd would do something else:
+        start a database of its own, send to any host, accept tokens for others.
+        """
+        return self.kind in (int, bool) or (choices(self.kind) != () and not self.required)
+
+    @property
     def example_toml(self) -> str:
         """A value as it would be written in the file."""
-        return toml(self.about.example if self.default in (NOTHING, None) else self.default)
+        return toml(self.default if self.about.example is None else self.about.example)
 
 
 @frozen

@@ -26,14 +26,14 @@ Check = Callable[[Any], str | None]
 class Key:
     """What is known about a key beside its type and default: it feeds validation, the JSON schema and the documents.
 
-    `low` and `high` are inclusive. `example` stands in for a value where there is no default.
+    `low` and `high` are inclusive. `example` is shown where there is no default, or none that says anything.
     """
 
     doc: str
     low: int | None = None
     high: int | None = None
     check: Check | None = None
-    example: str | None = None
+    example: str | tuple[str, ...] | None = None
 
     def fault(self, value: Any) -> str | None:
         """None, or what the value must be."""
@@ -150,4 +150,4 @@ def key_id(text: str) -> str | None:
 
 def not_empty(values: tuple[Any, ...]) -> str | None:
     """A list that, if present, says something."""
-    return None if values else "must not be empty; leave it out instead"
+    return None if values else "must not be empty"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import trustme
 
-from pushd.config import Finding, Severity
+from pushd.config import Finding, Severity, shape
 from pushd.ops.check_config import (
     as_json,
     as_text,
@@ -89,6 +89,55 @@ def test_mistake_that_stops_the_start_comes_with_a_way_out(tmp_path, text, key, 
     (found,) = (finding for finding in findings(tmp_path, text) if finding.key == key)
     assert found.severity is Severity.ERROR
     assert words in found.mend
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "mend"),
+    [
+        ("[push]\nmax_attempts = 0\n", "push.max_attempts", "leave the key out for its default"),
+        ("[server]\nrequest_logger = 1\n", "server.request_logger", "leave the key out for its default"),
+        ("[server]\nlog_level = 'loud'\n", "server.log_level", "leave the key out for its default"),
+        (
+            "[database]\nurl = 'postgresql://h:port/d'\n",
+            "database.url",
+            'correct it, for instance url = "env:PUSHD_DATABASE_URL"',
+        ),
+        (
+            "[push.http]\nallowed_domains = ['https://hooks.example.com']\n",
+            "push.http.allowed_domains",
+            'correct it, for instance allowed_domains = ["hooks.example.com", "*.example.org"]',
+        ),
+        (
+            f"{AUTH}audiences = 'mine'\n",
+            "auth.audiences",
+            'correct it, for instance audiences = ["https://push.example.com"]',
+        ),
+        (
+            f"{AUTH}audiences = []\n",
+            "auth.audiences",
+            'correct it, for instance audiences = ["https://push.example.com"]',
+        ),
+        (
+            "[auth]\njwks_url = 'http://issuer.example'\n",
+            "auth.jwks_url",
+            'correct it, for instance jwks_url = "https://issuer.example.com/.well-known/jwks.json"',
+        ),
+        ("[server]\ntls_cert = ''\n", "server.tls_cert", 'correct it, for instance tls_cert = "/etc/pushd/cert.pem"'),
+        (apns_block(environment='"dev"'), "push.apns.environment", 'for instance environment = "production"'),
+    ],
+)
+def test_leaving_a_key_out_is_advised_only_where_its_default_is_harmless(tmp_path, text, key, mend):
+    (tmp_path / "pushd.toml").touch(0o600)
+    assert [(found.key, found.mend) for found in findings(tmp_path, text)] == [(key, mend)]
+
+
+def test_every_other_key_has_an_example_that_it_takes(tmp_path):
+    for key in shape.KEYS.values():
+        if key.path.startswith("auth.keys."):
+            continue  # in a list of tables
+        assert key.may_be_left_out or key.example_toml not in ("", "[]"), key.path
+        wrong = findings(tmp_path, f"{key.path} = {key.example_toml}\n", {})
+        assert [found.what for found in wrong if found.key == key.path and "must " in found.what] == []
 
 
 def test_locks_a_foreign_database_needs_are_noted(tmp_path):
@@ -183,7 +232,7 @@ def test_text_has_one_line_a_finding(tmp_path):
     assert lines == [
         f"error: {path}:2: push.max_attempts must be from 1 to 10 (to mend: leave the key out for its default)",
         f"error: {path}:4: server.listen must be a numeric address with a port, like 127.0.0.1:5050 or [::1]:5050 "
-        "(to mend: leave the key out for its default)",
+        '(to mend: correct it, for instance listen = "127.0.0.1:5050")',
     ]
 
 
