@@ -1,6 +1,7 @@
 """The database of a fault run: `pushd db` as a process of its own, durable, to be restarted, killed and filled up.
 
-Unlike the server of the other suites it runs with fsync on: what was acknowledged must survive.
+Unlike the server of the other suites it runs with fsync on, as an operator's does: what was acknowledged must survive
+the end of any process. Its files lie in memory where there is room (`data_folder`); there fsync writes nowhere.
 """
 
 from __future__ import annotations

@@ -100,5 +100,7 @@ async def test_full_disk_refuses_publishes_and_loses_nothing(
                     os.unlink(disk / "balloon")
                     await world.received_more(200)
             report = await world.settle()
+            assert report.terms == 1
+            assert report.repeats == 0
             assert report.outcomes == {"delivered": report.received}
             tell(report)

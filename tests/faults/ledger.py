@@ -10,7 +10,12 @@ each subscriber, and ends in one of three ways:
 
 So a push may arrive as often as there were terms that began below its row. APNs is told which instance sends, by a
 bundle id of its own, so its arrivals belong to terms and are judged one by one: none from outside a term, none twice
-in one, none from a term that had a successor long ago. The other channels share their windows with it.
+in one, and after a term's end no more than it had in flight, for as long as an attempt lasts. The other channels share
+their windows with it.
+
+An arrival is stamped by the fake once the whole request is there. Fakes are never frozen, and what a holder wrote
+before it was frozen or killed is in the fake's socket by then, so ten seconds cover a machine that is slow too. What a
+frozen holder begins on waking it begins before it can know of its loss, which counts as its end.
 
 The cursor is also read by somebody who takes no part. It never goes back, every term begins where it stands, and when
 it was read everything at or below it had arrived: a first attempt at least, which the next holder will not make.
@@ -30,7 +35,7 @@ from functools import cached_property
 
 from attrs import field, frozen
 
-from pushd.model import IN_FLIGHT_PER_CHANNEL, Channel
+from pushd.model import ATTEMPT_S, IN_FLIGHT_PER_CHANNEL, Channel
 
 Push = tuple[str, int]
 """A device and a row's sequence id."""
@@ -149,7 +154,8 @@ class Ledger:
         unknown: how many repeats within a term there may be in all because outcomes were unknown.
         refused: how many attempts were refused in a way that has them made again, each a further repeat.
         failures: how many attempts are known to have failed, perhaps before they arrived.
-        late: how much of a term that was lost or killed may arrive after it must have ended: what it had in flight.
+        late: how much of a term that was lost or killed may arrive after it must have ended: what it had in flight. It
+            arrives within ATTEMPT_S, as no attempt goes on for longer.
         tolerated: pushes that may arrive and need not, such as those to a recipient deleted meanwhile.
     """
 
@@ -213,15 +219,26 @@ class Ledger:
         One that was drained ended when it said so. Another one's attempts may begin until it knows that it has lost the
         lock, or, when it cannot know, until it does not trust the lock any more.
         """
+        over = self._over_s(place)
+        return [each for each in self.by_term[place] if each.wall_s > over]
+
+    def _over_s(self, place: int) -> float:
+        """When a term had ended at the latest."""
         term = self.terms[place]
         if term.is_drained and term.ended_s is not None:
-            over = term.ended_s
-        elif place + 1 < len(self.terms):
-            begun = self.terms[place + 1].began_s
-            over = begun if term.ended_s is None else min(max(begun, term.ended_s), begun + TRUST_S)
-        else:
-            over = math.inf
-        return [each for each in self.by_term[place] if each.wall_s > over]
+            return term.ended_s
+        later = range(place + 1, len(self.terms))
+        begun = next((self.terms[other].began_s for other in later if not self._slept(other)), math.inf)
+        return begun if term.ended_s is None else min(max(begun, term.ended_s), begun + TRUST_S)
+
+    def _slept(self, place: int) -> bool:
+        """Whether a term was lost before it sent anything.
+
+        Its instance may have been frozen between taking the lock and telling so. Others held the lock by then, so what
+        it tells on waking says nothing about when it began.
+        """
+        term = self.terms[place]
+        return term.ended_s is not None and not term.is_drained and not self.by_term[place]
 
     def faults(self) -> list[str]:
         """What is wrong, in words; nothing when the contract was kept."""
@@ -245,7 +262,8 @@ class Ledger:
         if term.is_drained and term.end is not None and (above := {push for push in sent if push[1] > term.end}):
             found.append(f"{len(above)} pushes above the mark left by [{term.line()}], e.g. {_some(above)}")
         late = self.late_of(place)
-        if len(late) > (0 if term.is_drained else self.late):
+        is_too_late = any(each.wall_s > self._over_s(place) + ATTEMPT_S for each in late)
+        if is_too_late or len(late) > (0 if term.is_drained else self.late):
             found.append(f"{len(late)} pushes after the end of [{term.line()}], e.g. {_some({x.push for x in late})}")
         return found
 
@@ -259,7 +277,9 @@ class Ledger:
         for one_sample, next_sample in itertools.pairwise(self.samples):
             if next_sample.cursor < one_sample.cursor:
                 found.append(f"the cursor went backwards from {one_sample.cursor} to {next_sample.cursor}")
-        for term in self.terms:
+        for place, term in enumerate(self.terms):
+            if self._slept(place):
+                continue
             before = max((each.cursor for each in self.samples if each.answered_s < term.began_s), default=0)
             after = min((each.cursor for each in self.samples if each.asked_s > term.began_s), default=math.inf)
             if not before <= term.start <= after:

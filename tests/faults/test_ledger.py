@@ -82,7 +82,7 @@ GOOD = {
     ),
     "two terms of one instance": (ALL + sent("a", 11, 3), [lost("a", 0, 0, 2, 9), Term("a", 2, 10)]),
     "a holder asleep when it should have told that it had begun": (
-        sent("b", 11, 1, 2, 3),
+        sent("b", 11, 1, 2) + sent("b", 40, 3, ("e", 4), ("f", 4)),
         [Term("b", 0, 10), Term("a", 0, 20, 0, 21, "database_connection")],
     ),
 }
@@ -109,18 +109,28 @@ BAD = {
         "after the end",
     ),
     "an old holder that goes on": (
-        ALL + sent("a", 30, ("e", 4), ("f", 4)) + sent("b", 11, 3, ("e", 4), ("f", 4)),
+        ALL + sent("a", 13, ("e", 4), ("f", 4)) + sent("b", 11, 3, ("e", 4), ("f", 4)),
         [lost("a", 0, 0, 2, 12), Term("b", 2, 10)],
         "after the end",
     ),
     "a killed holder that goes on": (
-        ALL + sent("a", 30, ("e", 4), ("f", 4)) + sent("b", 11, 3, ("e", 4), ("f", 4)),
+        ALL + sent("a", 13, ("e", 4), ("f", 4)) + sent("b", 11, 3, ("e", 4), ("f", 4)),
         KILLED,
         "after the end",
     ),
     "an old holder that trusts for ever": (
         ALL + sent("a", 30, ("e", 4), ("f", 4)) + sent("b", 11, 3, ("e", 4), ("f", 4)),
         [lost("a", 0, 0, 2, 90), Term("b", 2, 10)],
+        "after the end",
+    ),
+    "one push of a lost term when no attempt of it can go on": (
+        sent("a", 1, 1, 2) + sent("a", 23, 3) + sent("b", 11, 3),
+        [lost("a", 0, 0, 2, 12), Term("b", 2, 10)],
+        "after the end",
+    ),
+    "one push of a killed term when no attempt of it can go on": (
+        sent("a", 1, 1, 2) + sent("a", 21, 3) + sent("b", 11, 3),
+        KILLED,
         "after the end",
     ),
     "a sender without the lock": (ALL + sent("b", 11, 3), [*ONE, Term("c", 0, 20)], "without the lock"),
@@ -145,6 +155,20 @@ def test_ledger_names_every_breach_and_that_alone(case: str) -> None:
     assert all(re.search(word, fault) for fault in found), found
 
 
+@pytest.mark.parametrize("old", [Term("a", 0, 0), lost("a", 0, 0, 1, 12)], ids=["killed", "lost"])
+@pytest.mark.parametrize("count", [1, 250])
+def test_what_was_in_flight_may_be_late_and_not_hours_late(old: Term, count: int) -> None:
+    rows = range(2, 2 + count)
+    by_both = [Arrival("d", row, wall_s=11, sender="b") for row in rows] + sent("a", 1, 1)
+
+    def found(at_s: float) -> list[str]:
+        late = [Arrival("d", row, wall_s=at_s, sender="a") for row in rows]
+        return Ledger({("d", 1), *(("d", row) for row in rows)}, by_both + late, [old, Term("b", 1, 10)]).faults()
+
+    assert found(19) == []
+    assert ["after the end" in fault for fault in found(3_600)] == [True]
+
+
 SAMPLES = [Sample(0, 1, 2), Sample(2, 3, 4), Sample(3, 5, 6)]
 
 
@@ -157,6 +181,7 @@ SAMPLES = [Sample(0, 1, 2), Sample(2, 3, 4), Sample(3, 5, 6)]
         pytest.param(SAMPLES, [*ONE, Term("b", 2, 9)], "where the cursor was not", id="a term began below it"),
         pytest.param(SAMPLES, [*ONE, Term("b", 3, 2.5)], "where the cursor was not", id="a term began above it"),
         pytest.param(SAMPLES, [*ONE, Term("b", 2, 4.5)], None, id="a term began at it"),
+        pytest.param(SAMPLES, [*ONE, lost("b", 2, 9, 2, 9.1)], None, id="a term slept before it told where it began"),
     ],
 )
 def test_ledger_compares_the_cursor_seen_from_outside(

@@ -31,7 +31,7 @@ from attrs import evolve, field, frozen
 
 from fakes.launch import RunningFake
 from pushd.errors import Code, StatusError
-from pushd.model import IN_FLIGHT_PER_CHANNEL, Channel
+from pushd.model import Channel
 from pushd.rpc.client import ChannelSettings, open_channel
 from pushd.rpc.gen.xmtp.backend.v1 import notification_pb2 as wire
 from pushd.rpc.gen.xmtp.backend.v1 import publish_pb2
@@ -403,11 +403,11 @@ class World:
 
     # The end
 
-    async def settle(self, *, unknown: int = 0, late: int = IN_FLIGHT_PER_CHANNEL) -> Report:
+    async def settle(self, *, unknown: int = 0) -> Report:
         """Wait until nothing is on its way any more, and balance the account.
 
         Args:
-            unknown, late: see `Ledger`.
+            unknown: see `Ledger`.
         """
         self.latency(0)
         await self.dispatched()
@@ -427,7 +427,6 @@ class World:
             unknown=unknown,
             refused=sum(refused),
             failures=max(0, failures - sum(refused)),
-            late=late,
         )
         counted = {instance.bundle_id: await instance.counters() for instance in self.up}
         totals = sum((by_outcome(each) for each in counted.values()), Counter[str]())
