@@ -81,6 +81,11 @@ class Rig:
         return results
 
 
+def go_deaf(line: Line) -> None:
+    """The peer's machine is gone without a word, or something between has forgotten the connection."""
+    line.h2.receive_data = lambda data: []  # type: ignore[method-assign]
+
+
 @asynccontextmanager
 async def rig(
     answer: Callable[[Call], Awaitable[None]] = accept, origin: Origin = ORIGIN, **initial: int
@@ -488,10 +493,39 @@ async def test_good_sends_succeed_after_a_thousand_cancelled_ones_B053(autojump_
         assert await r.send_many(256) == ["200"] * 256
 
 
-async def test_a_connection_silent_for_three_attempts_is_replaced(autojump_clock: trio.abc.Clock) -> None:
+@pytest.mark.parametrize("origin", [ORIGIN, QUIET_ORIGIN], ids=["apns", "fcm"])
+async def test_a_push_alone_on_a_connection_gone_deaf_loses_one_attempt(
+    origin: Origin, autojump_clock: trio.abc.Clock
+) -> None:
+    async with rig(origin=origin) as r:
+        assert await r.try_send() == "200"
+        await trio.sleep(5)
+        go_deaf(r.line)
+        assert [await r.try_send() for _ in range(2)] == ["timeout", "200"]
+        assert r.peer.opened == 2
+        await r.peer.lines[0].closed.wait()
+
+
+async def test_256_requests_on_a_connection_gone_deaf_cost_one_new_connection(autojump_clock: trio.abc.Clock) -> None:
+    async with rig() as r:
+        assert await r.try_send() == "200"
+        await trio.sleep(5)
+        go_deaf(r.line)
+        assert await r.send_many(256) == ["timeout"] * 256
+        assert await r.send_many(256) == ["200"] * 256
+        assert r.peer.opened == 2
+
+
+async def test_a_connection_that_lives_and_answers_no_request_is_replaced_after_three(
+    autojump_clock: trio.abc.Clock,
+) -> None:
     async def answer(call: Call) -> None:
         if call.line.number > 1:
             call.reply(200)
+            return
+        await trio.sleep(1)
+        call.line.h2.ping(b"I live.\0")
+        call.line.wake.set()
 
     async with rig(answer) as r:
         assert [await r.try_send() for _ in range(4)] == ["timeout", "timeout", "timeout", "200"]
@@ -506,8 +540,10 @@ async def test_one_slow_stream_does_not_cost_the_connection(autojump_clock: trio
 
     async with rig(answer) as r:
         for _ in range(5):
-            assert await r.try_send("/stalled") == "timeout"
-            assert await r.try_send() == "200"
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(r.try_send, "/stalled")
+                await trio.sleep(1)
+                assert await r.try_send() == "200"
         assert r.peer.opened == 1
 
 
@@ -523,9 +559,8 @@ async def test_an_idle_apns_connection_is_pinged_and_kept(autojump_clock: trio.a
 async def test_a_ping_without_answer_ends_the_connection(autojump_clock: trio.abc.Clock) -> None:
     async with rig() as r:
         assert await r.try_send() == "200"
-        deaf = r.line
-        deaf.h2.receive_data = lambda data: []  # type: ignore[method-assign]
-        await deaf.closed.wait()
+        go_deaf(r.line)
+        await r.line.closed.wait()
         assert await r.try_send() == "200"
         assert r.peer.opened == 2
 

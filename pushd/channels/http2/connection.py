@@ -117,7 +117,8 @@ class Connection:
             return
         if exchange.status == 0 and trio.current_time() - exchange.sent_at >= _SILENT_S:
             self._silent += 1
-            if self._silent >= _SILENT_EXCHANGES:
+            # A connection may go deaf without an end. If nothing at all came, the next attempt must not die here too.
+            if self._heard_at < exchange.sent_at or self._silent >= _SILENT_EXCHANGES:
                 self._accepting = False
         self._reset(exchange, engine.ErrorCodes.CANCEL)
 
