@@ -61,7 +61,7 @@ def http_fetch(url: str) -> Fetch:
                 async with httpx2.AsyncClient(trust_env=False, follow_redirects=False, timeout=None) as client:
                     async with client.stream("GET", url, headers={"accept-encoding": "identity"}) as response:
                         return await _read_bounded(response) if response.status_code == 200 else None
-            except httpx2.HTTPError:
+            except (httpx2.HTTPError, httpx2.InvalidURL, UnicodeError):  # the last: a host with an unusable label
                 return None
         return None
 

@@ -16,7 +16,7 @@ from attrs import frozen
 from psycopg import ProgrammingError
 from psycopg.conninfo import conninfo_to_dict
 
-from pushd.core.credentials import is_loopback_host, is_loopback_url
+from pushd.core.credentials import is_loopback_host, is_loopback_url, is_url_text
 from pushd.secret import Secret
 
 Check = Callable[[Any], str | None]
@@ -93,22 +93,36 @@ def database_url(url: Secret) -> str | None:
     if not text.startswith(("postgres://", "postgresql://")):
         return "must be a postgres:// or postgresql:// URL"
     try:
-        ports = str(conninfo_to_dict(text).get("port", "")).split(",")
+        parts = conninfo_to_dict(text)
     except (ProgrammingError, ValueError):
         return "is not a connection URL PostgreSQL can read"
-    # The parser takes any text for a port and leaves it to the connection to fail.
-    return None if all(port == "" or port.isdecimal() for port in ports) else "has a port that is not a number"
+    # The parser takes any text for a port or a host and leaves it to the connection to fail.
+    if not all(port == "" or port.isdecimal() for port in str(parts.get("port", "")).split(",")):
+        return "has a port that is not a number"
+    hosts = str(parts.get("host", "")).split(",")
+    return None if all(host[:1] in ("/", "@") or _is_name(host) for host in hosts) else "has a host that is no name"
+
+
+def _is_name(host: str) -> bool:
+    """Whether Python looks `host` up. A label that is empty or too long is a UnicodeError, for which nobody is ready."""
+    try:
+        host.encode("idna")
+    except UnicodeError:
+        return False
+    return True
 
 
 def jwks_url(url: Secret) -> str | None:
     """https, or plain http on this machine."""
     text = url.reveal()
+    if not is_url_text(text):
+        return "must be at most 2048 visible ASCII characters, without a line break at the end"
     try:
         parts = urlsplit(text)
         host, _ = parts.hostname, parts.port
     except ValueError:
         host, parts = None, urlsplit("")
-    if host and "@" not in parts.netloc and (parts.scheme == "https" or is_loopback_url(text)):
+    if host and _is_name(host) and "@" not in parts.netloc and (parts.scheme == "https" or is_loopback_url(text)):
         return None
     return "must be an https:// URL, or http:// on a loopback address"
 

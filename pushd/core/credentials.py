@@ -41,6 +41,7 @@ SERVICE_ACCOUNT_ERROR = (
 # A project id becomes a path segment of the send URL, so only characters that stay inside one are taken; the colon
 # and the dot belong to domain-scoped projects.
 _PROJECT_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]*\Z")
+_URL_TEXT = re.compile(r"[\x21-\x7e]{1,2048}")
 
 
 @frozen
@@ -196,6 +197,14 @@ def inspect_public_key(pem: str, alg: JwtAlgorithm) -> PublicKeyTypes | Fault:
     return Fault("does not fit its alg", "RS256, RS384 and RS512 take RSA, ES256 P-256, ES384 P-384, EdDSA Ed25519")
 
 
+def is_url_text(text: str) -> bool:
+    """Whether `text` is as it stands what every reader of URLs sees.
+
+    `urlsplit` drops control characters and blanks around the text; HTTP libraries refuse them, and very long URLs too.
+    """
+    return _URL_TEXT.fullmatch(text) is not None
+
+
 def is_loopback_url(url: str) -> bool:
     """Whether `url` is http(s) to this machine: a loopback address or the name localhost, without user or password."""
     try:
@@ -203,7 +212,7 @@ def is_loopback_url(url: str) -> bool:
         host, _ = parts.hostname, parts.port
     except ValueError:
         return False
-    if parts.scheme not in ("http", "https") or host is None or "@" in parts.netloc:
+    if not is_url_text(url) or parts.scheme not in ("http", "https") or host is None or "@" in parts.netloc:
         return False
     return is_loopback_host(host)
 

@@ -147,9 +147,14 @@ async def test_fetch_takes_a_bounded_200_and_nothing_else(handle: Handle, expect
             assert await http_fetch(url)() == expected
 
 
-async def test_refused_connection_is_no_answer() -> None:
+@pytest.mark.parametrize(
+    "url",
+    ["http://127.0.0.1:1/keys", "http://127.0.0.1:1/keys\n", "https://[v1.a]/", "https://issuer..example/"],
+    ids=["refused", "line-break", "future-address", "empty-label"],
+)
+async def test_what_nothing_can_be_fetched_from_is_no_answer(url: str) -> None:
     with trio.fail_after(30):
-        assert await http_fetch("http://127.0.0.1:1/keys")() is None
+        assert await http_fetch(url)() is None
 
 
 async def test_slow_answer_is_given_up_in_time(autojump_clock: trio.testing.MockClock) -> None:

@@ -131,6 +131,13 @@ def test_local_token_uri_is_for_a_fake_provider_alone(uri, taken):
         ("https://[::1", False),
         ("ftp://127.0.0.1", False),
         ("127.0.0.1:80", False),
+        ("https://127.0.0.1:2197\n", False),
+        ("https://127.0.0.1:\t2197", False),
+        (" https://127.0.0.1", False),
+        ("https://127.0.0.1/\u00e9", False),
+        ("https://127.0.0.1/\x7f", False),
+        ("https://127.0.0.1/" + "p" * 2_030, True),
+        ("https://127.0.0.1/" + "p" * 2_031, False),
         ("", False),
     ],
 )

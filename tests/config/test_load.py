@@ -142,6 +142,8 @@ def test_unresolved_variable_is_one_mistake_that_names_it(tmp_path, reference, v
         pytest.param('[database]\nurl = "mysql://h/d"\n', "database.url", id="database-scheme"),
         pytest.param('[database]\nurl = "postgresql://h:port/d"\n', "database.url", id="database-port"),
         pytest.param('[database]\nurl = "postgresql://h/d?no_such=1"\n', "database.url", id="database-option"),
+        pytest.param('[database]\nurl = "postgresql://a,b..c/d"\n', "database.url", id="database-host"),
+        pytest.param(f'[database]\nurl = "postgresql://{64 * "h"}.b/d"\n', "database.url", id="database-host-label"),
         pytest.param(apns_block(endpoint='"https://api.push.apple.com"'), "push.apns.endpoint", id="apns-endpoint"),
         pytest.param(apns_block(endpoint='"https://127.0.0.1:1/x"'), "push.apns.endpoint", id="endpoint-path"),
         pytest.param(FCM_BLOCK + 'endpoint = "https://192.0.2.1:1"\n', "push.fcm.endpoint", id="fcm-endpoint"),

@@ -45,6 +45,13 @@ JWKS = 'jwks_url = "https://issuer.example/keys"\n'
         ('[auth]\njwks_url = "http://issuer.example/keys"\n', "auth.jwks_url"),
         ('[auth]\njwks_url = "https://u:p@issuer.example/keys"\n', "auth.jwks_url"),
         ('[auth]\njwks_url = "https://[::1/keys"\n', "auth.jwks_url"),
+        ('[auth]\njwks_url = "https://issuer.example/keys\\n"\n', "auth.jwks_url"),
+        ('[auth]\njwks_url = "https://issuer.example/\\tkeys"\n', "auth.jwks_url"),
+        ('[auth]\njwks_url = "https://issuer.example/ keys"\n', "auth.jwks_url"),
+        ('[auth]\njwks_url = "https://issuer.\\u00e9xample/"\n', "auth.jwks_url"),
+        (f'[auth]\njwks_url = "https://issuer.example/{2_026 * "k"}"\n', "auth.jwks_url"),
+        ('[auth]\njwks_url = "https://issuer..example/keys"\n', "auth.jwks_url"),
+        (f'[auth]\njwks_url = "https://{64 * "i"}.example/keys"\n', "auth.jwks_url"),
         ("[[auth.keys]]\nkid = 'a'\nalg = 'ES384'\npublic_key = 'env:P'\n", "auth.keys.0.public_key"),
         (f"[[auth.keys]]\nkid = '{'k' * 257}'\nalg = 'ES256'\npublic_key = 'env:P'\n", "auth.keys.0.kid"),
         (2 * "[[auth.keys]]\nkid = 'a'\nalg = 'ES256'\npublic_key = 'env:P'\n", "auth.keys.1.kid"),
@@ -75,6 +82,9 @@ def test_broken_rule_is_reported_once_under_its_key(tmp_path, text, key):
         f"[auth]\n{JWKS}jwks_refresh_seconds = 1\njwks_max_stale_seconds = 12\n",
         f"[auth]\n{JWKS}leeway_seconds = 0\n",
         '[auth]\njwks_url = "http://127.0.0.1:1/keys"\n',
+        '[auth]\njwks_url = "https://[::1]:1/keys"\n',
+        f'[auth]\njwks_url = "https://{63 * "i"}.example./keys"\n',
+        f'[auth]\njwks_url = "https://issuer.example/{2_025 * "k"}"\n',
     ],
 )
 def test_values_at_the_edge_of_a_rule_are_taken(tmp_path, text):
