@@ -11,6 +11,7 @@ from pushd.client.errors import (
     CallFailed,
     ClientError,
     InvalidConfig,
+    MalformedMessage,
     MalformedPush,
     NotificationsDelayed,
     NotificationsStopped,
@@ -38,12 +39,14 @@ from pushd.client.values import (
     fcm,
     webhook,
 )
+from pushd.errors import Code
 
 __all__ = [
     "Backoff",
     "CallFailed",
     "Client",
     "ClientError",
+    "Code",
     "Consent",
     "Conversation",
     "Disabled",
@@ -51,6 +54,7 @@ __all__ = [
     "Failed",
     "GroupKind",
     "InvalidConfig",
+    "MalformedMessage",
     "MalformedPush",
     "NotificationConfig",
     "NotificationState",

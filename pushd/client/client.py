@@ -16,13 +16,14 @@ from pushd.client import groups, settings, uploads
 from pushd.client.backend import Backend
 from pushd.client.background import background_tasks
 from pushd.client.database import open_database
-from pushd.client.errors import UnknownConversation
+from pushd.client.errors import MalformedMessage, UnknownConversation
 from pushd.client.grpc_backend import open_backend, read_address
 from pushd.client.notifications import TASK, Notifications
 from pushd.client.tasks import Tasks
 from pushd.client.values import Consent, GroupKind, NotificationConfig, NotificationState, Override, RecipientState
 from pushd.core.hmac_keys import ROOT_KEY_BYTES, derive_key, epoch_at, sender_hmac
-from pushd.core.mls import read_framing
+from pushd.core.mls import Malformed, read_framing
+from pushd.core.topics import GROUP_ID_BYTES
 from pushd.rpc.gen.xmtp.backend.v1 import publish_pb2, query_pb2, types_pb2
 
 ConsentListener = Callable[[bytes, Consent], None]
@@ -221,11 +222,16 @@ class Client:
             Where the backend has put it.
 
         Raises:
-            pushd.core.mls.Malformed: `data` is not a message to a group.
+            MalformedMessage: `data` is not a message to a group.
             CallFailed: the backend refused it or was not reached. UNAVAILABLE and DEADLINE_EXCEEDED leave open
                 whether it was stored; publishing the same bytes again is safe.
         """
-        framing = read_framing(data)
+        try:
+            framing = read_framing(data)
+        except Malformed:
+            raise MalformedMessage from None
+        if len(framing.group_id) != GROUP_ID_BYTES:
+            raise MalformedMessage
         if should_push is None:
             group = groups.get_group(self._db, framing.group_id)
             in_sync_group = group is not None and group.kind is GroupKind.SYNC

@@ -6,6 +6,7 @@
        ├─ InvalidConfig         the delivery cannot work: empty token or URL, wrong length of the signing key, ...
        ├─ UnknownConversation   no group of this id in the local file
        ├─ UnusableFile          the local file is another installation's or of a newer version
+       ├─ MalformedMessage      the bytes to publish are not an MLS message to a group
        ├─ MalformedPush         the received body is not a push of this backend
        ├─ WebhookRefused        the webhook is not signed with the recipient's key, or is too old
        ├─ UnusableToken         what the app gave as bearer token cannot be one; nothing was sent
@@ -49,6 +50,13 @@ class UnusableFile(ClientError):
     """The local file cannot be used by this client; the text says why."""
 
 
+class MalformedMessage(ClientError):
+    """What was to be published is not an MLS message to a group; nothing was sent."""
+
+    def __init__(self) -> None:
+        super().__init__("not an MLS message to a group")
+
+
 class MalformedPush(ClientError):
     """What was received is not a push of this backend."""
 
@@ -74,7 +82,7 @@ class Superseded(ClientError):
 class CallFailed(ClientError):
     """A call to the backend failed.
 
-    Args:
+    Attributes:
         code: the gRPC status; the only part of the answer that is kept.
     """
 

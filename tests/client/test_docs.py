@@ -14,9 +14,14 @@ import pytest
 import trio
 import trustme
 
+import pushd.client
+from pushd.client import ClientError, errors
 from tests.support.server import running_server
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "client.md"
+
+
+ERRORS = sorted(name for name, one in vars(errors).items() if isinstance(one, type) and issubclass(one, ClientError))
 
 
 def block(language: str) -> str:
@@ -33,6 +38,20 @@ def make_certificate(folder: Path) -> None:
     certificate = trustme.CA().issue_cert("localhost")
     (folder / "key.pem").write_bytes(certificate.private_key_pem.bytes())
     (folder / "cert.pem").write_bytes(b"".join(part.bytes() for part in certificate.cert_chain_pems))
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_every_error_is_exported_and_explained(name: str) -> None:
+    assert name in pushd.client.__all__
+    assert errors.__doc__ is not None
+    assert f" {name} " in errors.__doc__.replace("\n", " ")
+    if name != "ClientError":
+        rows = [line.split("|")[1] for line in DOCUMENT.read_text().splitlines() if line.startswith("|")]
+        assert any(f"`{name}`" in row for row in rows)
+
+
+def test_status_of_a_failed_call_can_be_compared() -> None:
+    assert pushd.client.CallFailed(pushd.client.Code.UNAVAILABLE).code is pushd.client.Code.UNAVAILABLE
 
 
 @pytest.mark.slow

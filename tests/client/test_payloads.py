@@ -9,10 +9,11 @@ import time
 import pytest
 from standardwebhooks.webhooks import Webhook
 
-from pushd.client import MalformedPush, Push, WebhookRefused, parse_push, verify_webhook
+from pushd.client import MalformedMessage, MalformedPush, Push, WebhookRefused, parse_push, verify_webhook
 from pushd.core.payloads import apns_body, fcm_body, webhook_body
 from pushd.core.signing import signature, webhook_id
-from tests.client.rig import WELCOME, gid, topic
+from tests.client.rig import WELCOME, Rig, gid, topic
+from tests.support.envelopes import key_package, private_message
 
 KEY = bytes(range(32))
 RECIPIENT = b"\xab" * 32
@@ -112,3 +113,18 @@ def test_public_library_agrees() -> None:
     headers = signed(BODY, timestamp_s=int(time.time()))  # the library has a clock of its own
     library = Webhook("whsec_" + base64.b64encode(KEY).decode())
     library.verify(BODY, {name.lower(): value for name, value in headers.items()})
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pytest.param(b"", id="nothing"),
+        pytest.param(b"sesame", id="text"),
+        pytest.param(private_message()[:-1], id="cut"),
+        pytest.param(b"\0\1\0\5" + key_package().serialized(), id="to-no-group"),
+        pytest.param(private_message(b"sesame"), id="no-group-of-ours"),
+    ],
+)
+async def test_only_a_message_to_a_group_is_published(memory_rig: Rig, data: bytes) -> None:
+    with pytest.raises(MalformedMessage):
+        await memory_rig.client.publish_message(data)
