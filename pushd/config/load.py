@@ -149,9 +149,9 @@ def _judge(document: dict[str, Any], environ: Mapping[str, str]) -> tuple[Config
     known = {mistake.path for mistake in mistakes}
     mistakes += (mistake for mistake in structural if mistake.path not in known)
     if config is None:
-        # Cross rules still get a say about what is right: judge the document without its mistakes.
+        # Rules still get a say about what is right: judge the document without its mistakes.
         for mistake in mistakes:
-            _take_out(document, mistake.path)
+            _make_do(document, mistake.path)
         config, _ = _structure(document)
     if config is not None:
         rules = broken_rules(config, importlib.metadata.version("h2"))
@@ -239,15 +239,20 @@ def _value_at(document: dict[str, Any], key: str) -> Any:
     return node
 
 
-def _take_out(document: dict[str, Any], path: KeyPath) -> None:
-    """Remove what stands at `path`; the table around it if it needs that key, the whole list if it is in one."""
-    while len(path) > 1 and (isinstance(path[-1], int) or ((key := shape.find(path)) and key.required)):
+def _make_do(document: dict[str, Any], path: KeyPath) -> None:
+    """Remove what stands at `path`, the whole list if it is in one; a key its table needs gets its example instead."""
+    while isinstance(path[-1], int):
         path = path[:-1]
     node: Any = document
-    for part in path[:-1]:
-        node = node.get(part) if isinstance(node, dict) else None
-    if isinstance(node, dict):
-        node.pop(path[-1], None)
+    try:
+        for part in path[:-1]:
+            node = node[part]
+    except KeyError:
+        return  # the list around it went with an earlier mistake
+    node.pop(path[-1], None)
+    key = shape.find(path)
+    if key is not None and key.required:
+        node[path[-1]] = key.about.example
 
 
 def _where(file: Path | None, lines: Mapping[KeyPath, int], path: KeyPath) -> str:

@@ -154,7 +154,8 @@ def _auth(auth: Auth) -> Iterator[Broken]:
     kids = [key.kid for key in auth.keys or ()]
     for index, key in enumerate(auth.keys or ()):
         if key.kid in kids[:index]:
-            yield Broken((f"auth.keys.{index}.kid",), "repeats the kid of another key", "give each key its own kid")
+            both = (f"auth.keys.{index}.kid", f"auth.keys.{kids.index(key.kid)}.kid")
+            yield Broken(both, "repeats the kid of another key", "give each key its own kid")
         judged = inspect_public_key(key.public_key, key.alg)
         if isinstance(judged, Fault):
             yield Broken((f"auth.keys.{index}.public_key", f"auth.keys.{index}.alg"), judged.what, judged.mend)

@@ -140,6 +140,30 @@ def test_every_other_key_has_an_example_that_it_takes(tmp_path):
         assert [found.what for found in wrong if found.key == key.path and "must " in found.what] == []
 
 
+def test_credential_is_judged_beside_other_mistakes_of_its_block(tmp_path):
+    text = apns_block(key_id=None, team_id='""') + (
+        "[[auth.keys]]\nalg = 'ES256'\npublic_key = 'env:P'\n"
+        "[[auth.keys]]\nkid = '2026-01'\nalg = 'none'\npublic_key = 'env:P'\n"
+        "[[auth.keys]]\nkid = 'a'\nalg = 'ES256'\npublic_key = 'env:P'\nuse = 'sig'\n"
+    )
+    found = findings(tmp_path, text, {"APNS_KEY": pem("P-384"), "P": public_pem("RSA")})
+    assert keys(found, Severity.ERROR) == [
+        "push.apns.key_id",
+        "push.apns.key",
+        "push.apns.team_id",
+        "auth.keys.0.kid",
+        "auth.keys.0.public_key",
+        "auth.keys.1.alg",
+        "auth.keys.2.public_key",
+        "auth.keys.2.use",
+    ]
+
+
+def test_list_with_something_else_than_tables_is_judged_to_its_end(tmp_path):
+    found = findings(tmp_path, "[auth]\nkeys = [3, {kid = ''}, {use = 1}]\n")
+    assert {finding.key.rpartition(".")[0] for finding in found} == {"auth.keys", "auth.keys.1", "auth.keys.2"}
+
+
 def test_locks_a_foreign_database_needs_are_noted(tmp_path):
     text = '[database]\nurl = "postgresql://h/d"\nmax_connections = 30\n[push.http]\n'
     (tmp_path / "pushd.toml").touch(0o600)
