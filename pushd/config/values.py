@@ -104,7 +104,7 @@ def database_url(url: Secret) -> str | None:
 
 
 def _is_name(host: str) -> bool:
-    """Whether Python looks `host` up. A label that is empty or too long is a UnicodeError, for which nobody is ready."""
+    """Whether Python looks `host` up; an empty or overlong label is a UnicodeError, for which nobody is ready."""
     try:
         host.encode("idna")
     except UnicodeError:

@@ -30,6 +30,8 @@ from pushd.errors import ConfigError
 
 JwtAlgorithm = Literal["RS256", "RS384", "RS512", "ES256", "ES384", "EdDSA"]
 
+MIN_RSA_BITS = 2_048
+"""The shortest RSA key a token may be verified with (RFC 7518 §3.3)."""
 GOOGLE_TOKEN_URI = "https://oauth2.googleapis.com/token"
 
 APNS_KEY_ERROR = "push.apns.key must be the PKCS#8 PEM text of an unencrypted P-256 private key, line breaks included"
@@ -187,6 +189,8 @@ def inspect_public_key(pem: str, alg: JwtAlgorithm) -> PublicKeyTypes | Fault:
         key = load_pem_public_key(pem.encode())
     except (ValueError, UnsupportedAlgorithm):
         return Fault("holds a damaged key", mend)
+    if isinstance(key, RSAPublicKey) and key.key_size < MIN_RSA_BITS:
+        return Fault("holds an RSA key that is too short", f"RSA keys need {MIN_RSA_BITS} bits or more")
     match alg, key:
         case ("RS256" | "RS384" | "RS512", RSAPublicKey()) | ("EdDSA", Ed25519PublicKey()):
             return key

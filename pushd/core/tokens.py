@@ -19,7 +19,7 @@ import jwt
 from attrs import field, frozen
 from cryptography.hazmat.primitives.asymmetric.types import PublicKeyTypes
 
-from pushd.core.credentials import JwtAlgorithm
+from pushd.core.credentials import MIN_RSA_BITS, JwtAlgorithm
 from pushd.errors import Code
 
 ALGORITHMS: frozenset[str] = frozenset(("RS256", "RS384", "RS512", "ES256", "ES384", "EdDSA"))
@@ -213,7 +213,6 @@ def _strings(value: Any) -> list[str] | None:
 
 _CURVES = {"ES256": "P-256", "ES384": "P-384", "EdDSA": "Ed25519"}
 _KEY_TYPES = {"RS": "RSA", "ES": "EC", "Ed": "OKP"}
-MIN_RSA_BITS = 2_048  # RFC 7518 §3.3
 
 
 def read_key_set(body: bytes) -> tuple[TrustedKey, ...] | None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
-from cryptography.hazmat.primitives.serialization import PrivateFormat
+from cryptography.hazmat.primitives.serialization import Encoding, PrivateFormat, PublicFormat
+from jwt.algorithms import RSAAlgorithm
 
 from pushd.core.credentials import (
     APNS_KEY_ERROR,
@@ -20,6 +22,7 @@ from pushd.core.credentials import (
     parse_apns_key,
     parse_service_account,
 )
+from pushd.core.tokens import read_key_set
 from pushd.errors import ConfigError
 from tests.config.support import pem, public_pem, service_account
 
@@ -153,6 +156,15 @@ FITTING = {("RS256", "RSA"), ("RS384", "RSA"), ("RS512", "RSA"), ("ES256", "P-25
 def test_public_key_must_fit_its_algorithm(alg, kind):
     fits = (alg, kind) in FITTING | {("EdDSA", "Ed25519")}
     assert isinstance(inspect_public_key(public_pem(kind), alg), Fault) is not fits
+
+
+@pytest.mark.parametrize(("bits", "trusted"), [(1_024, False), (2_040, False), (2_048, True)])
+def test_rsa_key_must_be_long_enough_in_the_file_and_in_a_key_set(bits, trusted):
+    key = rsa.generate_private_key(public_exponent=65_537, key_size=bits).public_key()
+    text = key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo).decode()
+    assert isinstance(inspect_public_key(text, "RS256"), Fault) is not trusted
+    jwk = RSAAlgorithm.to_jwk(key, as_dict=True) | {"alg": "RS256"}
+    assert bool(read_key_set(json.dumps({"keys": [jwk]}).encode())) is trusted
 
 
 @pytest.mark.parametrize("text", ["", "noise", "-----BEGIN PUBLIC KEY-----\nAAAA\n-----END PUBLIC KEY-----\n"])
