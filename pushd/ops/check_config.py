@@ -103,6 +103,13 @@ def _server_advice(config: Config) -> Iterator[_Advice]:
             f"is shorter than one attempt at a provider ({ATTEMPT_S:.0f} s) and a second: a stop repeats pushes",
             f"at least {shortest_ms}, and a longer grace period in what supervises pushd",
         )
+    metrics = config.telemetry.metrics_listen
+    if metrics is not None and not metrics.is_loopback:
+        yield _warning(
+            "telemetry.metrics_listen",
+            "is open to other machines, and has neither TLS nor authentication",
+            "let only Prometheus and operators reach it, by a firewall or network policy, or listen on 127.0.0.1",
+        )
     if server.listen.is_loopback:
         return
     if config.auth is None:

@@ -37,6 +37,7 @@ def keys(found: list[Finding], severity: Severity) -> list[str]:
         ("server.max_drain_duration_ms = 10_999\n", "server.max_drain_duration_ms"),
         (OPEN, "server.listen"),
         (OPEN + AUTH + "[push.http]\nallow_private_addresses = true\n", "push.http.allow_private_addresses"),
+        ('telemetry.metrics_listen = "0.0.0.0:9464"\n', "telemetry.metrics_listen"),
         ("database.max_connections = 3\n", "database.max_connections"),
         ("push.recipient_ttl_seconds = 345_599\n", "push.recipient_ttl_seconds"),
         (apns_block(key_id='"ABC123DEF"'), "push.apns.key_id"),
@@ -59,6 +60,8 @@ def test_doubtful_setting_is_one_warning(tmp_path, text, key):
     [
         "server.max_drain_duration_ms = 11_000\n[push.http]\n",
         OPEN + AUTH + "[push.http]\n",
+        'telemetry.metrics_listen = "[::1]:9464"\n[push.http]\n',
+        'telemetry.metrics_listen = ""\n[push.http]\n',
         "push.http.allow_private_addresses = true\n",
         "database.max_connections = 4\n[push.http]\n",
         "push.recipient_ttl_seconds = 345_600\n[push.http]\n",
