@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import trio
@@ -38,7 +39,9 @@ async def embedded_server(
         StartError: see `embedded.start`.
     """
     settings = embedded.settings_for(max_connections, max_publish_topics)
-    server = await trio.to_thread.run_sync(embedded.start, data_dir, settings)
+    # A stop that is asked for meanwhile does not wait until a recovery is over.
+    start = partial(embedded.start, data_dir, settings, trio.from_thread.check_cancelled)
+    server = await trio.to_thread.run_sync(start)
     if server.replaced:
         log.warning(Event.DATABASE_REPLACED)
     try:
@@ -59,9 +62,16 @@ async def watch_embedded_server(data_dir: Path) -> None:
     Raises:
         StartError: it ended.
     """
-    while embedded.running_url(data_dir) is not None:  # noqa: ASYNC110 (another process ends; nobody sets an event)
+    while _may_run(data_dir):  # noqa: ASYNC110 (another process ends; nobody sets an event)
         await trio.sleep(EMBEDDED_POLL_S)
     raise StartError("the embedded PostgreSQL ended by itself: postgres.log in the data directory says why")
+
+
+def _may_run(data_dir: Path) -> bool:
+    try:
+        return embedded.running_url(data_dir) is not None
+    except OSError:  # for want of a file descriptor, say, which is no reason to end a server
+        return True
 
 
 @asynccontextmanager
@@ -97,7 +107,10 @@ async def open_running_database(config: Config, data_dir: Path, purpose: str) ->
     Raises:
         StartError: there is no such database, or it has no schema of this program's version.
     """
-    url = config.database.url.reveal() if config.database.url is not None else embedded.running_url(data_dir)
+    try:
+        url = config.database.url.reveal() if config.database.url is not None else embedded.running_url(data_dir)
+    except OSError as exc:
+        raise StartError(f"--data-dir cannot be read: {exc.strerror}") from exc
     if url is None:
         raise StartError(
             "no database to ask: no pushd runs on this --data-dir, and the configuration names no database.url"
