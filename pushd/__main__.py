@@ -46,7 +46,7 @@ DEFAULT_DATA_DIR = Path("pushd-data")
 
 @app.command
 def serve(*, config: ConfigFile = None, data_dir: DataDir = DEFAULT_DATA_DIR) -> int:
-    """Serve until SIGTERM or Ctrl-C; the first drains, a second ends at once.
+    """Serve until SIGTERM, Ctrl-C or the terminal's end; the first drains, a second ends at once.
 
     Without [database] url it starts an embedded PostgreSQL in --data-dir.
     """
@@ -62,15 +62,21 @@ def serve(*, config: ConfigFile = None, data_dir: DataDir = DEFAULT_DATA_DIR) ->
 @app.command
 def db(*, data_dir: DataDir = DEFAULT_DATA_DIR) -> int:
     """Run the embedded PostgreSQL in the foreground and print its URL, so that several instances can share it."""
+    from pushd.stop import stop_signals
     from pushd.store.startup import embedded_server, watch_embedded_server
 
     async def run() -> None:
-        with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-            async with embedded_server(data_dir) as url, trio.open_nursery() as nursery:
-                nursery.start_soon(watch_embedded_server, data_dir)
-                print(url, flush=True)
+        with trio.open_signal_receiver(*stop_signals()) as signals:
+
+            async def end_at_signal(scope: trio.CancelScope) -> None:
                 await signals.__anext__()
-                nursery.cancel_scope.cancel(reason="signal")
+                scope.cancel(reason="signal")
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(end_at_signal, nursery.cancel_scope)
+                async with embedded_server(data_dir) as url:
+                    print(url, flush=True)
+                    await watch_embedded_server(data_dir)
 
     _run(run)
     return 0

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import resource
-import signal
 import ssl
 from contextlib import AsyncExitStack
 from functools import partial
@@ -40,6 +39,7 @@ from pushd.core.outbound import FRAME_BYTES, FRAME_HEAD_BYTES
 from pushd.core.stream_updates import UpdateLimits
 from pushd.dispatch.term import DispatchSettings, run_dispatcher
 from pushd.errors import StartError
+from pushd.model import IN_FLIGHT_PER_CHANNEL
 from pushd.ops.http import serve_ops
 from pushd.ops.status import Status
 from pushd.rpc.authentication import make_authenticate, start_keys
@@ -50,7 +50,7 @@ from pushd.rpc.services.query import QueryService
 from pushd.rpc.services.subscription import FrameRates, SubscriptionService
 from pushd.rpc.settings import RpcSettings
 from pushd.rpc.translate_stream import encode_envelope
-from pushd.stop import StopSignal
+from pushd.stop import StopSignal, stop_signals
 from pushd.store.boundary import advance_boundary
 from pushd.store.database import Database
 from pushd.store.dispatch import DispatchStore
@@ -58,6 +58,8 @@ from pushd.store.startup import check_database_clock, open_prepared_database, wa
 from pushd.store.streams import StreamStore
 from pushd.store.tailer import TailerStore
 from pushd.telemetry import Event, Metrics, get_logger
+
+OTHER_DESCRIPTORS = 200  # operators' connections, lookups of names, sessions beside the pools, files
 
 log = get_logger()
 
@@ -81,7 +83,7 @@ async def serve_with_signals(config: Config, data_dir: Path) -> int | None:
 
     async def watch_signals(root: trio.CancelScope, *, task_status: trio.TaskStatus[None]) -> None:
         nonlocal ended_by
-        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        with trio.open_signal_receiver(*stop_signals()) as signals:
             task_status.started()
             async for signum in signals:
                 if not stop.requested:
@@ -125,7 +127,9 @@ async def serve(
         StartError: a port, the database or the issuer's key set is not to be had.
         KeySetStale: tokens could no longer be judged; raised after the drain it began.
     """
-    raise_descriptor_limit()
+    limit, wanted = raise_descriptor_limit(), descriptors_wanted(config)
+    if limit < wanted:
+        log.warning(Event.DESCRIPTORS_SHORT, limit=limit, wanted=wanted)
     metrics = Metrics()
     metrics.info.labels(__version__).set(1)
     metrics.tasks.set_function(lambda: trio.lowlevel.current_statistics().tasks_living)
@@ -217,10 +221,19 @@ def _tls(config: Config) -> ssl.SSLContext | None:
         raise StartError("server.tls_cert, server.tls_key: cannot be read, or do not belong together") from exc
 
 
-def raise_descriptor_limit() -> None:
-    """Allow as many open files as the system lets this process have: a connection is one."""
+def raise_descriptor_limit() -> int:
+    """Allow as many open files as the system lets this process have, a connection being one; returns how many."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return hard
+
+
+def descriptors_wanted(config: Config) -> int:
+    """Open files at the most clients, sessions and sends that the configuration allows."""
+    database, push = config.database, config.push
+    pools = 2 if database.replica_url is not None else 1
+    webhooks = 2 * IN_FLIGHT_PER_CHANNEL if push.http is not None else 0  # in use, and kept for the next
+    return config.server.max_connections + pools * database.max_connections + webhooks + OTHER_DESCRIPTORS
 
 
 def make_boundary(config: Config, database: Database, metrics: Metrics) -> BoundaryTask:

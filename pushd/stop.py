@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 import math
+import signal
 
 import trio
+
+
+def stop_signals() -> list[signal.Signals]:
+    """The signals that ask this process to stop. SIGHUP says that the terminal was closed, unless nohup hides it."""
+    wanted = [signal.SIGTERM, signal.SIGINT]
+    return wanted if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else [*wanted, signal.SIGHUP]
 
 
 class StopSignal:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import enum
 import logging
 import sys
-from typing import Any
+from contextlib import suppress
+from typing import Any, TextIO, cast
 
 import structlog
 from attrs import frozen
@@ -74,6 +75,8 @@ class Event(enum.StrEnum):
     """Names of log events. `docs/operations.md` explains each to an operator."""
 
     READY = "ready"
+    DESCRIPTORS_SHORT = "descriptors_short"
+    ACCEPT_FAILED = "accept_failed"
     STOPPING = "stopping"
     STOPPED = "stopped"
     STOP_NOW = "stop_now"
@@ -322,6 +325,21 @@ def get_logger() -> Any:
 _LEVELS = {"off": logging.CRITICAL + 10, "error": 40, "warn": 30, "info": 20, "debug": 10, "trace": 10}
 
 
+class _Forgiving:
+    """A file whose loss ends nothing: a closed terminal asks for a drain, and takes no more lines about it."""
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+
+    def write(self, text: str) -> None:
+        with suppress(OSError):
+            self._file.write(text)
+
+    def flush(self) -> None:
+        with suppress(OSError):
+            self._file.flush()
+
+
 def configure_logging(level: str = "info", log_format: str = "text") -> None:
     """Write events to standard error, as text for people or as one JSON object a line.
 
@@ -342,6 +360,6 @@ def configure_logging(level: str = "info", log_format: str = "text") -> None:
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level]),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=structlog.PrintLoggerFactory(cast(TextIO, _Forgiving(sys.stderr))),
         cache_logger_on_first_use=False,
     )

@@ -12,6 +12,8 @@ import h11
 import trio
 from attrs import frozen
 
+from pushd.listening import PatientListener
+
 REQUEST_S = 10.0  # from the first byte to the last of the answer
 MAX_CONNECTIONS = 64
 
@@ -46,7 +48,7 @@ async def serve_ops(listeners: list[trio.SocketListener], pages: Mapping[str, Ha
             finally:
                 limiter.release()
 
-    await trio.serve_listeners(handle, listeners)
+    await trio.serve_listeners(handle, [PatientListener(listener) for listener in listeners])
 
 
 async def _answer(stream: trio.SocketStream, pages: Mapping[str, Handler]) -> None:

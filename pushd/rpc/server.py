@@ -20,6 +20,7 @@ from typing import Any
 
 import trio
 
+from pushd.listening import PatientListener
 from pushd.rpc.boundary import Authenticate, Boundary
 from pushd.rpc.calls import Reason
 from pushd.rpc.connection import ServerConnection
@@ -96,7 +97,8 @@ async def serve_rpc(
     server = _Server(settings, boundary, metrics, tls)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(server.rounds.run)
-        nursery.start_soon(partial(trio.serve_listeners, server.accept, listeners, handler_nursery=nursery))
+        patient = [PatientListener(listener) for listener in listeners]
+        nursery.start_soon(partial(trio.serve_listeners, server.accept, patient, handler_nursery=nursery))
         task_status.started()
         await stop.wait()
         boundary.draining = True

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -120,12 +120,16 @@ async def running_server(
     environ: Mapping[str, str] | None = None,
     wait_ready: bool = True,
     extra_toml: str = "",
+    before: Sequence[str] = (),
 ) -> AsyncIterator[ServerProcess]:
-    """Start a server with `config` and then `extra_toml`; at the end it is killed if it still runs."""
+    """Start a server with `config` and then `extra_toml`; at the end it is killed if it still runs.
+
+    `before` is put in front of its command line: a program that becomes it.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "pushd.toml"
     path.write_text(toml(config) + extra_toml)
-    argv = [sys.executable, "-m", "pushd", "serve", "--config", str(path)]
+    argv = [*before, sys.executable, "-m", "pushd", "serve", "--config", str(path)]
     argv += ["--data-dir", str(data_dir or folder / "data")]
     async with trio.open_nursery() as nursery:
         process = await trio.lowlevel.open_process(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pty
 import resource
 import shutil
 import signal
@@ -11,13 +12,17 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
 
-from tests.support.server import base_config, running_server, toml
+from pushd.app import descriptors_wanted
+from pushd.config import load_config
+from pushd.stop import stop_signals
+from tests.support.server import START_S, base_config, running_server, toml
 
 
 @pytest.fixture
@@ -134,7 +139,7 @@ def few_descriptors() -> Iterator[int]:
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 async def test_signal_drains_and_exits_0(folder: Path, signum: signal.Signals, few_descriptors: int) -> None:
     async with running_server(folder, base_config()) as server:
         assert resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE)[0] == few_descriptors
@@ -145,6 +150,83 @@ async def test_signal_drains_and_exits_0(folder: Path, signum: signal.Signals, f
         names = [event["event"] for event in server.events]
         assert names.index("stopping") < names.index("stopped")
     assert pushd("health", server.grpc).returncode == 1
+
+
+def test_a_closed_terminal_ends_neither_the_drain_nor_the_database_half_way(folder: Path) -> None:
+    """Lines about the drain cannot be written any more: the terminal they would go to is gone."""
+    terminal, end = pty.openpty()
+    take = (
+        "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.executable, sys.argv[1:])"
+    )
+    argv = [sys.executable, "-m", "pushd", "serve", "--config", _tables()(folder), "--data-dir", str(folder / "data")]
+    process = subprocess.Popen(
+        [sys.executable, "-c", take, *argv], stdin=end, stdout=end, stderr=end, start_new_session=True
+    )
+    try:
+        os.close(end)
+        said = b""
+        while b'"event": "ready"' not in said:
+            said += os.read(terminal, 4_096)
+        os.close(terminal)
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
+    assert not (folder / "data" / "postgres" / "postmaster.pid").exists()
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_signal_ends_db_with_its_server(folder: Path, signum: signal.Signals) -> None:
+    argv = [sys.executable, "-m", "pushd", "db", "--data-dir", str(folder / "data")]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith(b"postgresql://")
+        process.send_signal(signum)
+        assert process.wait(60) == 0
+    assert not (folder / "data" / "postgres" / "postmaster.pid").exists()
+
+
+@pytest.mark.parametrize("handling", [signal.SIG_DFL, signal.SIG_IGN])
+def test_nohup_hides_the_end_of_the_terminal(handling: signal.Handlers) -> None:
+    before = signal.signal(signal.SIGHUP, handling)
+    try:
+        assert (signal.SIGHUP in stop_signals()) == (handling is signal.SIG_DFL)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.parametrize(
+    ("tables", "wanted"),
+    [
+        ({}, 1_024 + 20 + 200),
+        ({"server": {"max_connections": 9_000}, "database": {"max_connections": 30}}, 9_000 + 30 + 200),
+        ({"push": {"http": {}}}, 1_024 + 20 + 512 + 200),
+        (
+            {"database": {"url": "postgresql://127.0.0.1/a", "replica_url": "postgresql://127.0.0.1/a"}},
+            1_024 + 2 * 20 + 200,
+        ),
+    ],
+)
+def test_descriptors_a_configuration_may_need(folder: Path, tables: dict[str, Any], wanted: int) -> None:
+    assert descriptors_wanted(load_config(Path(_tables(**tables)(folder)), {})) == wanted
+
+
+async def test_a_limit_that_is_too_low_is_told_and_running_into_it_ends_nothing(folder: Path) -> None:
+    few = ("sh", "-c", 'ulimit -n 128 && exec "$@"', "sh")
+    async with running_server(folder, base_config(), before=few) as server:
+        with trio.fail_after(START_S):
+            short = await server.wait_event("descriptors_short")
+            assert (short["level"], short["limit"], short["wanted"]) == ("warning", 128, 1_244)
+            async with AsyncExitStack() as stack:
+                for _ in range(200):
+                    stream = await trio.open_tcp_stream("127.0.0.1", server.grpc_port)
+                    stack.push_async_callback(stream.aclose)
+                failed = await server.wait_event("accept_failed")
+            assert (failed["level"], failed["error"]) == ("error", "EMFILE")
+            assert (await trio.to_thread.run_sync(pushd, "health", server.grpc)).returncode == 0
+        server.send_signal(signal.SIGTERM)
+        with trio.fail_after(30):
+            assert await server.wait_exit() == 0
+    assert [line for line in server.lines if not line.startswith("{")] == []
 
 
 async def test_signal_ends_a_start_that_waits_for_the_database(folder: Path) -> None:
