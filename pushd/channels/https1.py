@@ -37,7 +37,7 @@ class HttpsConnection:
         self._stream = stream
         self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=MAX_HEAD_BYTES)
         self._status_start = b""
-        self._answered = False
+        self._answered = self._ended = False
 
     def __repr__(self) -> str:
         return f"HttpsConnection({self._http.our_state}, {self._http.their_state})"
@@ -60,9 +60,9 @@ class HttpsConnection:
             except h11.RemoteProtocolError:
                 if _SWITCHING_PROTOCOLS.match(self._status_start):
                     return 101  # h11 refuses it, since no upgrade was asked for; yet it is a status, and final
+                if self._ended:  # in order or not: Python 3.11.2 cannot tell a connection that was cut from a closed one
+                    raise trio.BrokenResourceError from None
                 raise
-            if isinstance(answer, h11.ConnectionClosed):
-                raise trio.BrokenResourceError
             if isinstance(answer, h11.Response | h11.InformationalResponse):
                 if not answer.http_version.startswith(b"1."):  # h11 takes any; RFC 9112 §2.3
                     raise h11.RemoteProtocolError("another version of HTTP")
@@ -113,6 +113,7 @@ class HttpsConnection:
             data = await self._stream.receive_some()
             if len(self._status_start) < _STATUS_BYTES:
                 self._status_start += data[:_STATUS_BYTES]
+            self._ended = not data
             self._http.receive_data(data)
 
 

@@ -8,6 +8,7 @@ import socket
 import ssl
 import time
 import uuid
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -236,13 +237,20 @@ async def test_endless_body_changes_no_outcome_and_ends_the_connection() -> None
         assert repr(sender) == "WebhookSender(idle=0)"
 
 
-async def test_lost_connection_before_a_status_is_transient() -> None:
-    async def hang_up(stream: Stream) -> None:
-        await stream.send_all(b"HTTP/1.1 2")
-        await trio.aclose_forcefully(stream)
+PARTS = {"none": b"", "half": b"HTTP/1.1 2", "interim": b"HTTP/1.1 100 Continue\r\n\r\n"}
 
-    async with open_peer(hang_up) as peer:
-        assert await attempt(peer.url()) in (answers.CONNECTION_LOST, answers.NOT_HTTP)
+
+@pytest.mark.parametrize("part", PARTS.values(), ids=PARTS.keys())
+@pytest.mark.parametrize("hang_up", [Stream.aclose, trio.aclose_forcefully], ids=["goodbye", "cut"])
+async def test_lost_connection_before_a_status_is_transient(
+    part: bytes, hang_up: Callable[[Stream], Awaitable[None]]
+) -> None:
+    async def answer(stream: Stream) -> None:
+        await stream.send_all(part)
+        await hang_up(stream)
+
+    async with open_peer(answer) as peer:
+        assert await attempt(peer.url()) == answers.CONNECTION_LOST
     assert len(peer.requests) == 1
 
 
