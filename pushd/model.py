@@ -68,11 +68,6 @@ class KeyWindow:
     epoch_base: int
     keys: tuple[bytes, ...] = field(repr=False)
 
-    def key_for(self, epoch: int) -> bytes | None:
-        """The key of `epoch`, or None when the window does not cover it."""
-        slot = epoch - self.epoch_base
-        return self.keys[slot] if 0 <= slot < len(self.keys) else None
-
 
 @frozen
 class SubscriptionChange:

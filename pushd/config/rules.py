@@ -23,8 +23,6 @@ from pushd.core.credentials import (
 FIRST_STRICT_H2 = (4, 3)
 ENVELOPE_OVERHEAD_BYTES = 256
 """Metadata an envelope gains on its way out; kept free in a response."""
-MAX_FRAME_BYTES = 2 * 2**20
-"""The size a stream's frame aims at; one envelope with its metadata must fit."""
 MAX_EMBEDDED_LOCKS = 2_000_000
 """A slot of PostgreSQL's lock table takes about 270 bytes of shared memory, so this is half a gigabyte."""
 
