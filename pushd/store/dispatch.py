@@ -7,10 +7,9 @@ lock (PUSH-040).
 
 from __future__ import annotations
 
-import os
 import socket
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 from attrs import field, frozen
 from psycopg import Notify
@@ -83,8 +82,12 @@ class LockSession:
         """
         raw = self._connection.raw
         if not raw.closed:
-            with socket.socket(fileno=os.dup(raw.pgconn.socket)) as sock:
-                sock.shutdown(socket.SHUT_RDWR)
+            with suppress(OSError):  # the other side was faster, and the statement fails by that
+                sock = socket.socket(fileno=raw.pgconn.socket)
+                try:
+                    sock.shutdown(socket.SHUT_RDWR)
+                finally:
+                    sock.detach()  # the descriptor is the driver's, and there may be none left for a copy
 
 
 class DispatchStore:

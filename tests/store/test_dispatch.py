@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import os
+import resource
+import socket
+import struct
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any, cast
 
 import attrs
 import psycopg
@@ -72,6 +77,33 @@ async def test_severed_session_fails_at_once_under_a_statement_that_hangs(store:
         with pytest.raises(StoreUnavailable):
             await session.probe()
         session.sever()
+
+
+def test_severing_a_connection_that_the_other_side_reset_changes_nothing() -> None:
+    """A process that was stopped meanwhile finds both at once on waking: the reset, and that its time is over."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        with socket.create_connection(listener.getsockname()) as client:
+            server, _ = listener.accept()
+            server.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            server.close()
+            raw = SimpleNamespace(closed=False, pgconn=SimpleNamespace(socket=client.fileno()))
+            LockSession(cast("Any", SimpleNamespace(raw=raw))).sever()
+            with pytest.raises(OSError, match="reset"):
+                client.recv(1)
+
+
+async def test_severing_needs_no_descriptor_when_there_is_none_left(store: DispatchStore, seed: Seed) -> None:
+    async with store.open_lock_session() as session:
+        free = os.dup(0)
+        os.close(free)
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (free, limits[1]))
+        try:
+            session.sever()
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        with pytest.raises(StoreUnavailable):
+            await session.probe()
 
 
 async def test_t087_cursor_moves_forward_from_what_it_is_only(store: DispatchStore, seed: Seed) -> None:
