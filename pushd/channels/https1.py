@@ -60,7 +60,7 @@ class HttpsConnection:
             except h11.RemoteProtocolError:
                 if _SWITCHING_PROTOCOLS.match(self._status_start):
                     return 101  # h11 refuses it, since no upgrade was asked for; yet it is a status, and final
-                if self._ended:  # in order or not: Python 3.11.2 cannot tell a connection that was cut from a closed one
+                if self._ended:  # cut or closed; Python 3.11.2 cannot tell them apart
                     raise trio.BrokenResourceError from None
                 raise
             if isinstance(answer, h11.Response | h11.InformationalResponse):
