@@ -20,10 +20,11 @@ import trio
 from cyclopts import Parameter
 
 from pushd import __version__
-from pushd.errors import ConfigError, StartError, StoreError
+from pushd.errors import ConfigError, StartError, StoreError, UsageError
 from pushd.telemetry import Event, configure_logging, get_logger
 
 EXIT_CANNOT_START = 1
+EXIT_USAGE = 2  # as the command line's parser ends
 EXIT_CRASHED = 70  # EX_SOFTWARE of sysexits.h
 
 app = cyclopts.App(
@@ -200,7 +201,7 @@ def send_test(
     loaded = load_config(config, os.environ)
     by_target = (channel, target, signing_key) != (None, None, None)
     if (recipient is not None) == by_target or (by_target and (channel is None or target is None)):
-        raise StartError("name either --recipient, or --channel and --target")
+        raise UsageError("name either --recipient, or --channel and --target")
 
     async def run() -> int:
         if recipient is not None:
@@ -307,7 +308,7 @@ def _exit_code(error: BaseException) -> int:
     if all(isinstance(leaf, (ConfigError, StartError, StoreError)) for leaf in leaves):
         for line in dict.fromkeys(line for leaf in leaves for line in str(leaf).splitlines()):
             print(f"pushd: {line}", file=sys.stderr)
-        return EXIT_CANNOT_START
+        return EXIT_USAGE if any(isinstance(leaf, UsageError) for leaf in leaves) else EXIT_CANNOT_START
     get_logger().critical(Event.CRASHED, exc_info=error)
     return EXIT_CRASHED
 

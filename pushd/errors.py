@@ -3,6 +3,7 @@
     PushdError
     ├─ ConfigError          the configuration is wrong; the text names keys, never secret values
     ├─ StartError           the machine or the database does not allow a start (port in use, data directory, ...)
+    │  ├─ UsageError        an argument of the command line is wrong
     │  └─ MigrationError    the database's schema does not fit this program
     ├─ StoreError           PostgreSQL did not do what was asked; `str()` is the constant public text
     │  ├─ StoreUnavailable  unreachable, shutting down, pool exhausted, anything not listed below
@@ -30,6 +31,10 @@ class ConfigError(PushdError):
 
 class StartError(PushdError):
     """The process cannot start here. The text is one line that names the cause and, where known, the way out."""
+
+
+class UsageError(StartError):
+    """The command line is wrong in a way its parser cannot see. The text names the argument, never its value."""
 
 
 class MigrationError(StartError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ssl
 from pathlib import Path
 
-from pushd.errors import StartError
+from pushd.errors import StartError, UsageError
 from pushd.rpc.check import check_health
 
 ANSWER_S = 5.0
@@ -15,11 +15,12 @@ async def run_health(address: str, service: str, *, tls: bool, ca_file: Path | N
     """0 when the server at `address` says it serves `service`, else 1.
 
     Raises:
-        StartError: `address` is not host:port, or the authority cannot be read.
+        UsageError: `address` is not host:port.
+        StartError: the authority cannot be read.
     """
     host, separator, port = address.rpartition(":")
     if not separator or not host or not port.isdecimal():
-        raise StartError("the address must be host:port, for instance 127.0.0.1:5050")
+        raise UsageError("the address must be host:port, for instance 127.0.0.1:5050")
     try:
         context = ssl.create_default_context(cafile=ca_file) if tls or ca_file else None
     except OSError as exc:

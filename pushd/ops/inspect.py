@@ -16,7 +16,7 @@ from rich.table import Table
 
 from pushd.config import Config
 from pushd.core.explain import Explanation, Holds, explain
-from pushd.errors import StartError, StoreError
+from pushd.errors import StartError, StoreError, UsageError
 from pushd.model import RECIPIENT_ID_BYTES, Channel
 from pushd.store import operations
 from pushd.store.operations import COUNTED_ROWS, ChannelCount, DispatchStatus, Holder, Skip
@@ -99,14 +99,15 @@ async def run_explain(
     """Print why the envelope was, or was not, pushed to the recipient; always 0.
 
     Raises:
-        StartError: the recipient's id is not 64 hex digits, or there is no database to ask.
+        UsageError: the recipient's id is not 64 hex digits.
+        StartError: there is no database to ask.
     """
     try:
         recipient_id = bytes.fromhex(recipient)
     except ValueError:
         recipient_id = b""
     if len(recipient_id) != RECIPIENT_ID_BYTES:
-        raise StartError(f"--recipient must be the recipient's id, {2 * RECIPIENT_ID_BYTES} hex digits")
+        raise UsageError(f"--recipient must be the recipient's id, {2 * RECIPIENT_ID_BYTES} hex digits")
     async with open_running_database(config, data_dir, "explain") as connection:
         facts = await operations.load_delivery_facts(connection, recipient_id, sequence_id, configured)
     explanation = explain(facts)

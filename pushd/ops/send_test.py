@@ -15,7 +15,7 @@ from rich.table import Table
 from pushd.channels.resolver import ThreadResolver
 from pushd.channels.setup import open_channels
 from pushd.config import Config
-from pushd.errors import StartError
+from pushd.errors import StartError, UsageError
 from pushd.model import (
     RECIPIENT_ID_BYTES,
     Channel,
@@ -55,7 +55,7 @@ def test_delivery(channel: Channel, target: str, signing_key: str | None) -> Del
     """A delivery of sequence id 0 to a target that need not be registered.
 
     Raises:
-        StartError: the signing key is missing for a webhook, or is not 16 to 64 bytes in hex.
+        UsageError: the signing key is missing for a webhook, or is not 16 to 64 bytes in hex.
     """
     key: bytes | None = None
     if channel is Channel.HTTP:
@@ -64,7 +64,7 @@ def test_delivery(channel: Channel, target: str, signing_key: str | None) -> Del
         except ValueError:
             key = b""
         if not 16 <= len(key) <= 64:
-            raise StartError("--signing-key must be the webhook's key, 16 to 64 bytes in hex digits")
+            raise UsageError("--signing-key must be the webhook's key, 16 to 64 bytes in hex digits")
     return Delivery(0, _test_topic(), bytes(RECIPIENT_ID_BYTES), DeliveryConfig(channel, target, key), b"")
 
 
@@ -72,14 +72,15 @@ async def stored_delivery(config: Config, data_dir: Path, recipient: str) -> Del
     """A delivery of sequence id 0 to a stored recipient.
 
     Raises:
-        StartError: the id is not 64 hex digits, or nobody is registered under it.
+        UsageError: the id is not 64 hex digits.
+        StartError: nobody is registered under it, or there is no database to ask.
     """
     try:
         recipient_id = bytes.fromhex(recipient)
     except ValueError:
         recipient_id = b""
     if len(recipient_id) != RECIPIENT_ID_BYTES:
-        raise StartError(f"--recipient must be the recipient's id, {2 * RECIPIENT_ID_BYTES} hex digits")
+        raise UsageError(f"--recipient must be the recipient's id, {2 * RECIPIENT_ID_BYTES} hex digits")
     async with open_running_database(config, data_dir, "send-test") as connection:
         delivery = await load_test_delivery(connection, recipient_id, _test_topic())
     if delivery is None:

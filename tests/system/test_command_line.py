@@ -11,7 +11,8 @@ import pytest
 from rich.console import Console
 
 from pushd import __main__ as command_line
-from pushd.errors import ConfigError, StartError, StoreTimeout
+from pushd.errors import ConfigError, StartError, StoreTimeout, UsageError
+from pushd.ops.health import run_health
 
 
 def commands(app: cyclopts.App = command_line.app, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
@@ -47,6 +48,18 @@ def test_database_error_is_one_line_without_the_drivers_text(wrap: bool, capsys:
     assert code == command_line.EXIT_CANNOT_START
     lines = capsys.readouterr().err.splitlines()
     assert lines == ["pushd: database operation timed out", *(["pushd: no way"] if wrap else [])]
+
+
+def test_wrong_argument_has_the_code_of_a_wrong_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command_line._exit_code(UsageError("--recipient must be")) == 2
+    assert command_line._exit_code(StartError("no database")) == command_line.EXIT_CANNOT_START
+    assert capsys.readouterr().err == "pushd: --recipient must be\npushd: no database\n"
+
+
+@pytest.mark.parametrize("address", ["nonsense", "127.0.0.1", ":5050", "127.0.0.1:x", ""])
+async def test_health_of_an_address_that_is_none_is_a_wrong_command_line(address: str) -> None:
+    with pytest.raises(UsageError, match="must be host:port"):
+        await run_health(address, "", tls=False, ca_file=None)
 
 
 def test_every_mistake_has_its_line_once(capsys: pytest.CaptureFixture[str]) -> None:
