@@ -13,9 +13,10 @@ from pushd.core.tokens import TrustedKey, read_key_set
 from pushd.errors import PushdError, StartError
 from pushd.telemetry import Event, Metrics, get_logger
 
+# What other backends of this protocol allow a key set too, so that one which serves them serves here.
 FETCH_S = 10.0
 MAX_BODY_BYTES = 262_144
-START_ATTEMPTS = 3
+START_ATTEMPTS = 3  # a start is not to fail because of one lost packet, nor to hang
 START_PAUSE_S = 1.0
 JITTER = 0.1  # of the pause, upwards, so that instances started together do not fetch together
 

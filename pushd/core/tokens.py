@@ -23,6 +23,7 @@ from pushd.core.credentials import MIN_RSA_BITS, JwtAlgorithm
 from pushd.errors import Code
 
 ALGORITHMS: frozenset[str] = frozenset(("RS256", "RS384", "RS512", "ES256", "ES384", "EdDSA"))
+# The bounds other backends of this protocol have, so that tokens and key sets fit either.
 MAX_TOKEN_BYTES = 8_192
 MAX_KID_BYTES = 256
 MAX_KEYS = 64

@@ -25,7 +25,7 @@ IDLE_SESSION_S = 5
 # A statement of the lock session that waits longer than this is a loss anyway; it must not outlast the idle limit.
 LOCK_STATEMENT_S = 3
 STEP_DOWN = "pushd_step_down"  # the notification that asks the holder to give the lock away
-SWEEP_RECIPIENTS = 500
+SWEEP_RECIPIENTS = 500  # rows a batch locks at most; fewer where their topics, to which a delete cascades, are many:
 SWEEP_TOPICS = 20_000  # a cascade over this many rows takes well under a second
 
 

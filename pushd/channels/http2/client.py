@@ -27,7 +27,7 @@ _REFUSED_S = 0.25
 # One connection carries a channel's 256 sends unless the peer allows fewer streams. APNs allows one at first and raises
 # the limit with the first good answer, so another connection is opened only when the wait goes on.
 _GROW_AFTER_S = 0.25
-_MAX_CONNECTIONS = 4
+_MAX_CONNECTIONS = 4  # enough for a channel's 256 sends where the peer allows 64 streams on each
 
 
 @frozen(cache_hash=True)

@@ -22,7 +22,7 @@ from pushd.channels.http2.exchange import MAX_BODY_BYTES, ConnectionFailed, Exch
 from pushd.channels.http2.framing import FrameFilter, GoAway
 
 _READ_BYTES = 4_096  # about 70 answers: more at once and 256 sends march in step, all waiting at the same time
-_GATHER_TURNS = 16
+_GATHER_TURNS = 16  # at most: in a loop that starts a send a turn, every turn makes something ready
 _GATHER_BYTES = 16_384  # a TLS record: waiting longer saves nothing more and makes 256 sends march in step
 _MAX_STREAM_ID = 2**31 - 1
 _WINDOW_CHUNK = 32_768  # half of the default connection window: one WINDOW_UPDATE per that many bytes
@@ -30,13 +30,13 @@ _WINDOW_CHUNK = 32_768  # half of the default connection window: one WINDOW_UPDA
 # gives back that much; a flood of PING, SETTINGS or empty DATA passes the limit within one read.
 _MAX_IDLE_FRAMES = 1_000
 _FRAMES_PER_REQUEST = 8
-_SILENT_S = 5.0
-_SILENT_EXCHANGES = 3
+_SILENT_S = 5.0  # half of an attempt; that no answer came to what was given up sooner tells nothing of the peer
+_SILENT_EXCHANGES = 3  # in a row, while other frames come; a connection on which nothing comes is left at once
 _IDLE_S = 60.0  # Google and Apple close idle connections after minutes; address translation often forgets earlier
-_PONG_S = 10.0
+_PONG_S = 10.0  # as long as an attempt: whoever takes longer would not answer a request in time either
 _LEFTOVER_S = 10.0  # the rest of an answer that was decided on its status
-_WATCH_S = 5.0
-_GOODBYE_S = 1.0
+_WATCH_S = 5.0  # by so much the three times above are exceeded
+_GOODBYE_S = 1.0  # the peer may not read any more, and the end of the process waits for this
 
 
 class Connection:
