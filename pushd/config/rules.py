@@ -19,6 +19,7 @@ from pushd.core.credentials import (
     inspect_public_key,
     inspect_service_account,
 )
+from pushd.core.outbound import CONTROL_BYTES, TARGET_BYTES
 
 FIRST_STRICT_H2 = (4, 3)
 ENVELOPE_OVERHEAD_BYTES = 256
@@ -132,6 +133,19 @@ def _limits(config: Config) -> Iterator[Broken]:
             f"plus {ENVELOPE_OVERHEAD_BYTES} must be at most limits.max_response_bytes",
             "raise limits.max_response_bytes or lower limits.max_envelope_bytes",
         )
+    # What has a limit of its own must fit into one response, or a caller within that limit is refused every time. Pages
+    # of a query are cut to fit, but metadata that takes all the room would leave one envelope on each.
+    for key, most, each, more in (
+        ("limits.max_update_adds", limits.max_update_adds, TARGET_BYTES, CONTROL_BYTES),
+        ("limits.max_static_topics", limits.max_static_topics, TARGET_BYTES, CONTROL_BYTES),
+        ("limits.max_query_limit", limits.max_query_limit, ENVELOPE_OVERHEAD_BYTES, ENVELOPE_OVERHEAD_BYTES),
+    ):
+        if most * each + more > limits.max_response_bytes:
+            yield Broken(
+                (key, "limits.max_response_bytes"),
+                f"times {each}, plus {more}, must be at most limits.max_response_bytes",
+                f"raise limits.max_response_bytes or lower {key}",
+            )
 
 
 def _auth(auth: Auth) -> Iterator[Broken]:

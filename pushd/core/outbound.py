@@ -17,8 +17,10 @@ QUEUE_FRAMES = 64
 QUEUE_BYTES = 16 * 2**20
 ENVELOPE_OVERHEAD_BYTES = 256
 """More than the encoded metadata and framing of one envelope."""
-_TARGET_BYTES = 64  # more than one encoded target: 33 bytes of topic, 10 of number, tags and lengths
-_CONTROL_BYTES = 32
+TARGET_BYTES = 64
+"""More than one encoded target: 33 bytes of topic, 10 of number, tags and lengths."""
+CONTROL_BYTES = 32
+"""More than a frame without envelopes and targets."""
 
 Target = tuple[bytes, int]
 """A topic and its newest sequence id, 0 when it is empty."""
@@ -100,7 +102,7 @@ class Outbound:
     def put(self, frame: Frame, now: float) -> bool:
         """Queue a frame; False, and nothing is queued, when there is no room."""
         targets = len(frame.targets) if isinstance(frame, Started | Applied) else 0
-        return self._append(frame, _CONTROL_BYTES + targets * _TARGET_BYTES, now)
+        return self._append(frame, CONTROL_BYTES + targets * TARGET_BYTES, now)
 
     def put_page(self, envelopes: list[bytes], now: float) -> bool:
         """Queue fetched envelopes as a frame of their own; False, and nothing is queued, when there is no room."""

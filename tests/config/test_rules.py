@@ -9,6 +9,7 @@ from pushd.config.rules import broken_rules, exposure_fault
 from pushd.config.values import parse_address
 from tests.config.support import OPEN_H2, load, mistakes, public_pem, wrong_keys
 
+FEW_ADDS = "limits.max_update_adds = 1_000\n"
 JWKS = 'jwks_url = "https://issuer.example/keys"\n'
 
 
@@ -30,7 +31,10 @@ JWKS = 'jwks_url = "https://issuer.example/keys"\n'
         ("streams.max_pong_wait_ms = 30_000\n", "streams.max_pong_wait_ms"),
         ("limits.default_query_limit = 1_001\n", "limits.default_query_limit"),
         ("limits.max_update_adds = 100_001\n", "limits.max_update_adds"),
-        ("limits.max_response_bytes = 1_048_831\n", "limits.max_envelope_bytes"),
+        (f"{FEW_ADDS}limits.max_response_bytes = 1_048_831\n", "limits.max_envelope_bytes"),
+        ("limits.max_response_bytes = 6_400_031\n", "limits.max_update_adds"),
+        ("limits.max_static_topics = 409_600\n", "limits.max_static_topics"),
+        ("limits.max_query_limit = 102_400\n", "limits.max_query_limit"),
         ("limits.max_envelope_bytes = 2_096_897\n", "limits.max_envelope_bytes"),
         ("limits.max_request_bytes = 26_214_401\n", "limits.max_request_bytes"),
         ("limits.max_response_bytes = 26_214_401\n", "limits.max_response_bytes"),
@@ -76,7 +80,10 @@ def test_broken_rule_is_reported_once_under_its_key(tmp_path, text, key):
         "publishing.max_publish_duration_ms = 5_001\n",
         "streams.max_pong_wait_ms = 30_001\n",
         "limits.default_query_limit = 1_000\n",
-        "limits.max_response_bytes = 1_048_832\n",
+        f"{FEW_ADDS}limits.max_response_bytes = 1_048_832\n",
+        "limits.max_response_bytes = 6_400_032\n",
+        "limits.max_static_topics = 409_599\n",
+        "limits.max_query_limit = 102_399\n",
         "limits.max_envelope_bytes = 2_096_896\n",
         f"[auth]\n{JWKS}jwks_max_stale_seconds = 340\n",
         f"[auth]\n{JWKS}jwks_refresh_seconds = 1\njwks_max_stale_seconds = 12\n",

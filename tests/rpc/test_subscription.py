@@ -13,13 +13,14 @@ from attrs import evolve
 
 from pushd.app import make_streams
 from pushd.config import Config, Limits
-from pushd.core.outbound import FRAME_BYTES, QUEUE_BYTES
+from pushd.core.outbound import CONTROL_BYTES, FRAME_BYTES, QUEUE_BYTES, TARGET_BYTES, Applied, Started
 from pushd.errors import Code, StatusError
 from pushd.rpc.client import ChannelSettings, open_channel
 from pushd.rpc.gen.xmtp.backend.v1 import subscription_pb2 as wire
 from pushd.rpc.gen.xmtp.backend.v1.types_pb2 import Topic
 from pushd.rpc.services.subscription import FrameRates
 from pushd.rpc.settings import RpcSettings
+from pushd.rpc.translate_stream import dynamic_response, static_response
 from pushd.store.database import Database, DatabaseSettings
 from pushd.telemetry import Metrics, StreamEnd
 from tests.support.streams import (
@@ -428,6 +429,15 @@ def test_the_configuration_bounds_frames(metrics: Metrics) -> None:
     assert low.settings.frame_bytes == 2**20 - 8
     usual = make_streams(Config(), Database(DatabaseSettings(""), metrics), metrics)
     assert usual.settings.frame_bytes == FRAME_BYTES
+
+
+def test_the_longest_list_of_targets_takes_no_more_than_the_configuration_leaves_room_for() -> None:
+    targets = [(b"\x01" + bytes(32), 2**63 - 1)] * 1_000
+    longest = max(
+        dynamic_response(Applied(2**64 - 1, targets), 0).ByteSize(),
+        static_response(Started(targets), 2**31 - 1).ByteSize(),
+    )
+    assert longest <= 1_000 * TARGET_BYTES + CONTROL_BYTES
 
 
 async def test_an_unknown_frame_of_a_newer_client_is_refused(database: Database, metrics: Metrics) -> None:
