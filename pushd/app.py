@@ -12,6 +12,7 @@ import os
 import resource
 import ssl
 from contextlib import AsyncExitStack
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ from pushd.channels.resolver import (
 from pushd.channels.setup import configured_channels, open_channels, watch_credentials
 from pushd.config import Address, Config
 from pushd.core.admission import PublishLimits, Retention
+from pushd.core.certificate import server_validity
 from pushd.core.checks import Refusal
 from pushd.core.outbound import FRAME_BYTES, FRAME_HEAD_BYTES
 from pushd.core.stream_updates import UpdateLimits
@@ -137,7 +139,7 @@ async def serve(
         # Ports first: a second server by mistake is told so before it touches a database.
         grpc = await _listen(stack, config.server.listen, "server.listen")
         ops = await _listen(stack, config.telemetry.metrics_listen, "telemetry.metrics_listen")
-        tls = _tls(config)
+        tls = _tls(config, metrics)
         senders = await stack.enter_async_context(open_channels(config.push, ThreadResolver()))
         watch_credentials(senders, metrics)
         database = await stack.enter_async_context(open_prepared_database(config, data_dir, metrics))
@@ -212,13 +214,25 @@ def _address(listener: trio.SocketListener) -> str:
     return str(Address(host, port))
 
 
-def _tls(config: Config) -> ssl.SSLContext | None:
+def _tls(config: Config, metrics: Metrics) -> ssl.SSLContext | None:
     if config.server.tls_cert is None or config.server.tls_key is None:
         return None
     try:
-        return server_tls(config.server.tls_cert, config.server.tls_key)
+        context = server_tls(config.server.tls_cert, config.server.tls_key)
+        validity = server_validity(config.server.tls_cert.read_bytes())
     except OSError as exc:  # ssl.SSLError is one
         raise StartError("server.tls_cert, server.tls_key: cannot be read, or do not belong together") from exc
+    if validity is not None:
+        metrics.certificate_expiry.set(validity.ends.timestamp())
+        if trouble := validity.trouble(datetime.now(UTC)):
+            # Not refused: pushes need no certificate, and the clock of this machine may be the one that is wrong.
+            log.warning(
+                Event.CERTIFICATE_TROUBLE,
+                trouble=trouble,
+                begins=validity.begins.isoformat(),
+                ends=validity.ends.isoformat(),
+            )
+    return context
 
 
 def raise_descriptor_limit() -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import logging
+import math
 import sys
 from contextlib import suppress
 from typing import Any, TextIO, cast
@@ -77,6 +78,7 @@ class Event(enum.StrEnum):
     READY = "ready"
     DESCRIPTORS_SHORT = "descriptors_short"
     ACCEPT_FAILED = "accept_failed"
+    CERTIFICATE_TROUBLE = "certificate_trouble"
     STOPPING = "stopping"
     STOPPED = "stopped"
     STOP_NOW = "stop_now"
@@ -129,6 +131,12 @@ class Metrics:
         self.info = self._gauge("xmtp_backend_info", "The running version; always 1.", ("version",))
         self.ready = self._gauge("xmtp_backend_ready", "1 while this instance serves, else 0.")
         self.tasks = self._gauge("pushd_tasks", "Trio tasks alive in this instance: more under load, never ever more.")
+
+        self.certificate_expiry = self._gauge(
+            "pushd_tls_certificate_expiry_timestamp_seconds",
+            "Unix time at which the certificate in use on the gRPC listener ends; NaN without TLS.",
+        )
+        self.certificate_expiry.set(math.nan)
 
         call = ("grpc_service", "grpc_method", "grpc_type")
         self.grpc_started = self._counter("grpc_server_started", "Calls begun.", call)

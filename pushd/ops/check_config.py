@@ -14,6 +14,7 @@ import ssl
 import stat
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 
 from attrs import asdict, frozen
@@ -22,6 +23,7 @@ from pushd.config.finding import Finding, Severity
 from pushd.config.keys import Apns, Config
 from pushd.config.load import Examined, examine, load_config
 from pushd.config.printed import schema_text
+from pushd.core.certificate import Trouble, server_validity
 from pushd.model import ATTEMPT_S
 
 # A phone that is at home gives an app background time about once a day, and a client renews when a quarter of the
@@ -227,6 +229,22 @@ def _unusable_pair(cert: Path, key: Path) -> Iterator[_Advice]:
             "and server.tls_cert are no certificate and its unencrypted key",
             "give the PEM chain, the server's own certificate first, and the key it was made for",
         )
+        return
+    yield from _certificate_advice(cert)
+
+
+def _certificate_advice(cert: Path) -> Iterator[_Advice]:
+    validity = server_validity(cert.read_bytes())
+    trouble = None if validity is None else validity.trouble(datetime.now(UTC))
+    if validity is None or trouble is None:
+        return
+    what, severity = {
+        Trouble.EXPIRED: (f"names a certificate that ended on {validity.ends:%Y-%m-%d}", Severity.ERROR),
+        Trouble.NOT_YET_VALID: (f"names a certificate that begins on {validity.begins:%Y-%m-%d}", Severity.ERROR),
+        Trouble.EXPIRES_SOON: (f"names a certificate that ends on {validity.ends:%Y-%m-%d}", Severity.WARNING),
+    }[trouble]
+    mend = "put a valid one in its place, or set the clock right; pushd reads it only at a restart"
+    yield _Advice(severity, "server.tls_cert", what, mend)
 
 
 def _unreadable(file: Path) -> str | None:

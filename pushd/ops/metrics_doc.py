@@ -28,7 +28,7 @@ _SECTIONS = (
     ("Publishing and the boundary", ("xmtp_publish_", "xmtp_boundary_")),
     ("Streams", ("xmtp_stream_", "xmtp_tailer_")),
     ("Calls", ("grpc_", "xmtp_auth_")),
-    ("The instance", ("xmtp_", "pushd_tasks")),
+    ("The instance", ("xmtp_", "pushd_tasks", "pushd_tls_")),
 )
 _FROM_DATABASE = ("pushd_database_up", "pushd_push_cursor_lag_", "pushd_push_skipped_rows")
 _NOTES = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -214,6 +215,27 @@ class TestFiles:
 
     def test_certificate_and_its_key_are_taken(self, tmp_path, pair):
         assert findings(tmp_path, self.server(*pair)) == []
+
+    @pytest.mark.parametrize(
+        ("begins_days", "ends_days", "severity", "word"),
+        [
+            (-400, -35, Severity.ERROR, "ended on"),
+            (2, 92, Severity.ERROR, "begins on"),
+            (-80, 10, Severity.WARNING, "ends on"),
+        ],
+    )
+    def test_certificate_out_of_its_time_is_told_with_the_date(
+        self, tmp_path, pair, begins_days, ends_days, severity, word
+    ):
+        now = datetime.now(UTC)
+        begins, ends = (now + timedelta(days) for days in (begins_days, ends_days))
+        issued = trustme.CA().issue_cert("localhost", not_before=begins, not_after=ends)
+        pair[0].write_bytes(issued.cert_chain_pems[0].bytes())
+        pair[1].write_bytes(issued.private_key_pem.bytes())
+        (found,) = findings(tmp_path, self.server(*pair))
+        assert (found.severity, found.key) == (severity, "server.tls_cert")
+        assert f"{word} {begins if begins > now else ends:%Y-%m-%d}" in found.what
+        assert "restart" in found.mend
 
     def test_missing_file_is_an_error_of_its_key(self, tmp_path, pair):
         (found,) = findings(tmp_path, self.server(pair[0], tmp_path / "none.pem"))
