@@ -12,8 +12,9 @@ from pathlib import Path
 import trio
 
 from tests.faults.cluster import DbProcess, through
+from tests.faults.moments import locked
 from tests.faults.proxy import Proxy, open_proxy
-from tests.faults.world import Fakes, Instance, Tell, World, hold, open_world
+from tests.faults.world import Fakes, Instance, Tell, World, open_world
 
 INSTANCES = 3
 TABLES = ("envelopes", "push_subscription", "push_recipient", "push_cursor", "allocation_boundary")
@@ -86,14 +87,16 @@ class Storm:
         self._world.terminate(self._rng.choice(KINDS), self._any().pid)
 
     async def lock(self) -> None:
-        await hold(self._world, f"LOCK TABLE {self._rng.choice(TABLES)} IN ACCESS EXCLUSIVE MODE", self._some_seconds())
+        await self._hold(f"LOCK TABLE {self._rng.choice(TABLES)} IN ACCESS EXCLUSIVE MODE")
 
     async def hang(self) -> None:
         """Publishes to some topics stop between taking their ids and committing, perhaps until they run out of time."""
-        await hold(self._world, "SELECT 1 FROM topic_watermark LIMIT 2 FOR UPDATE", self._some_seconds())
+        await self._hold("SELECT 1 FROM topic_watermark LIMIT 2 FOR UPDATE")
 
-    def _some_seconds(self) -> float:
-        return self._rng.uniform(0.1, 6)
+    async def _hold(self, statement: str) -> None:
+        """Keep the locks of a statement for some seconds."""
+        async with locked(self._world, statement):
+            await trio.sleep(self._rng.uniform(0.1, 6))
 
     async def network(self) -> None:
         proxy = self._proxy_of(self._any())

@@ -43,8 +43,9 @@ from pushd.rpc.gen.xmtp.backend.v1 import subscription_pb2 as wire
 from pushd.rpc.gen.xmtp.backend.v1.types_pb2 import Cursor, Topic, TopicQuery
 from tests.faults.cluster import running_db, until
 from tests.faults.ledger import Push, Row, Subscriber, expected_pushes, own_pushes
+from tests.faults.moments import locked
 from tests.faults.proxy import Proxy, open_proxy
-from tests.faults.world import Device, Fakes, Instance, World, hold, make_devices, open_world
+from tests.faults.world import Device, Fakes, Instance, World, make_devices, open_world
 
 ROWS_PER_S = 20.0
 CHURN_PER_S = 20.0
@@ -337,10 +338,13 @@ class Soak:
         await self._register(self._limited)
 
         async def is_open() -> bool:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(hold, self._world, "LOCK TABLE envelopes IN ACCESS EXCLUSIVE MODE", 0.4)
+            async with (
+                trio.open_nursery() as nursery,
+                locked(self._world, "LOCK TABLE envelopes IN ACCESS EXCLUSIVE MODE"),
+            ):
                 for _ in range(MAX_SESSIONS * 6):  # they meet before the lock
                     nursery.start_soon(self._world.publish, 1)
+                await trio.sleep(0.4)
             return all(self._sessions(each).get("primary") == MAX_SESSIONS for each in self._world.instances)
 
         await until(is_open)

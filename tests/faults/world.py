@@ -556,16 +556,6 @@ class World:
         return all([await instance.is_idle() for instance in self.up])
 
 
-async def hold(world: World, statement: str, seconds: float) -> None:
-    """Keep the locks of a statement for so long."""
-    conn = await trio.to_thread.run_sync(lambda: psycopg.connect(world.url))
-    try:
-        await trio.to_thread.run_sync(conn.execute, statement.encode())
-        await trio.sleep(seconds)
-    finally:
-        conn.close()
-
-
 @asynccontextmanager
 async def open_world(
     db: DbProcess,
