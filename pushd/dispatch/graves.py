@@ -1,7 +1,7 @@
 """Deletes recipients whose provider named the token as dead, apart from the sending (PUSH-046).
 
-An attempt that learns of a dead token only notes it here, so that a slow primary holds no permit. What fails is
-forgotten: the next push to that recipient brings the same answer.
+An attempt that learns of a dead token only notes it here, so that a slow primary holds no permit. What fails, or is
+left some seconds after the lock was lost, is forgotten: the next push to that recipient brings the same answer.
 """
 
 from __future__ import annotations

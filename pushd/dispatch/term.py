@@ -1,7 +1,7 @@
 """The dispatcher of one instance: it tries for the lock, holds it for a term, and tries again (PUSH-040).
 
     campaign            one lock session, until it ends
-    └─ burials          deletes dead recipients; ends after the last attempt
+    └─ burials          deletes dead recipients; ends after the last attempt, and soon after a loss
        └─ attempts      outlives the lock: what is in flight finishes
           └─ loops      only while the lock is held
              ├─ keeper  proves the lock, moves the cursor
@@ -35,7 +35,7 @@ from pushd.dispatch.sender import ChannelSender, Reports, Sending
 from pushd.dispatch.tally import Tally
 from pushd.dispatch.upkeep import MaintenanceStore, SweepStore, run_maintenance, run_sweep
 from pushd.errors import OwnershipLost, StoreError
-from pushd.model import Channel
+from pushd.model import ATTEMPT_S, Channel
 from pushd.stop import StopSignal
 from pushd.telemetry import Event, Metrics, get_logger
 
@@ -150,7 +150,11 @@ class _Dispatcher:
                 )
                 burials.start_soon(graves.run, sending.drop)
                 await self._session(trust, retained, sending, step_down)
+                ended = trio.current_time()
             graves.close()
+            if not self._stop.requested and not step_down.requested:
+                # The lock was lost and may be had again: what is left to delete waits no longer than attempts may take.
+                burials.cancel_scope.deadline = ended + ATTEMPT_S
         await self._pause(started + self._settings.poll_interval_s)
 
     async def _session(self, trust: Trust, retained: Retained, sending: Sending, step_down: StopSignal) -> None:

@@ -497,6 +497,33 @@ async def test_dead_token_learnt_after_the_loss_is_still_deleted(autojump_clock:
     assert run.recipients("dead") == 1
 
 
+async def test_lock_is_tried_for_again_ten_seconds_after_a_loss_however_many_dead_recipients_are_left(
+    autojump_clock: object,
+) -> None:
+    store = MemoryStore()
+    store.simple(1, recipients=1_000)
+    store.delays["delete_dead"] = 2.0
+    async with dispatching(store, {APNS: Provider(lambda delivery, attempt: Terminal("x"))}) as run:
+        await until(lambda: run.counts() == {"dead": 1_000})
+        store.failures["probe"] = [StoreUnavailable()]
+        await until(lambda: not run.holds)
+        lost = trio.current_time()
+        await until(lambda: run.holds)
+        assert trio.current_time() - lost == pytest.approx(10, abs=0.1)
+        await trio.sleep(60)
+        assert 0 < len(store.recipients) < 1_000, "the next push to what is left brings the same answer"
+
+
+async def test_clean_stop_deletes_dead_recipients_until_its_deadline(autojump_clock: object) -> None:
+    store = MemoryStore()
+    store.simple(1, recipients=1_000)
+    store.delays["delete_dead"] = 2.0
+    async with dispatching(store, {APNS: Provider(lambda delivery, attempt: Terminal("x"))}) as run:
+        await until(lambda: run.counts() == {"dead": 1_000})
+        await run.stopped(60)
+    assert store.recipients == {}
+
+
 async def test_silent_session_is_cut_and_nothing_begins_once_trust_has_run_out(autojump_clock: object) -> None:
     store = MemoryStore()
     store.simple(400)
