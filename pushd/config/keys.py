@@ -136,7 +136,9 @@ class Streams:
 class Retention:
     """How long envelopes are kept."""
 
-    group_message_seconds: Annotated[int, Key("Group messages and commits.", low=1, high=_MAX_SECONDS)] = 7_776_000
+    group_message_seconds: Annotated[
+        int, Key("Group messages; commits and proposals are kept for ever.", low=1, high=_MAX_SECONDS)
+    ] = 7_776_000
     welcome_seconds: Annotated[int, Key("Welcome messages.", low=1, high=_MAX_SECONDS)] = 7_776_000
     key_package_seconds: Annotated[int, Key("Key packages.", low=1, high=_MAX_SECONDS)] = 7_776_000
 
