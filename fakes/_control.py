@@ -1,4 +1,6 @@
-"""The control side of a provider fake: JSON over plain HTTP/1.1 on a loopback port of its own.
+"""The control side of a fake: JSON over plain HTTP/1.1 on a loopback port of its own.
+
+A provider fake obeys these commands:
 
 POST /script    {"token": …, "answers": [answer, …]}   used in order, then the default again
 POST /default   answer or null                          for every token without a script
@@ -15,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 from ._provider import INITIAL_WINDOW_SIZE, MAX_CONCURRENT_STREAMS, Provider
@@ -22,15 +25,20 @@ from ._provider import INITIAL_WINDOW_SIZE, MAX_CONCURRENT_STREAMS, Provider
 _SETTINGS = {"max_concurrent_streams": MAX_CONCURRENT_STREAMS, "initial_window_size": INITIAL_WINDOW_SIZE}
 
 
-async def serve_control(provider: Provider, port: int) -> asyncio.Server:
-    """Listen for commands on 127.0.0.1."""
+async def serve_control(obey: Callable[[str, str, Any], Any], port: int) -> asyncio.Server:
+    """Listen for commands on 127.0.0.1.
+
+    Args:
+        obey: gets method, path and the body's JSON value; returns the answer's. A KeyError, TypeError or ValueError is
+            answered with status 400.
+    """
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            while request := await read_request(reader):
+            while request := await _read_request(reader):
                 method, path, body = request
                 try:
-                    reply, status = _obey(provider, method, path, json.loads(body) if body else None), 200
+                    reply, status = obey(method, path, json.loads(body) if body else None), 200
                 except (KeyError, TypeError, ValueError) as error:
                     reply, status = {"error": f"{type(error).__name__}: {error}"}, 400
                 writer.write(http_reply(status, json.dumps(reply).encode()))
@@ -43,7 +51,7 @@ async def serve_control(provider: Provider, port: int) -> asyncio.Server:
     return await asyncio.start_server(handle, "127.0.0.1", port)
 
 
-async def read_request(reader: asyncio.StreamReader) -> tuple[str, str, bytes] | None:
+async def _read_request(reader: asyncio.StreamReader) -> tuple[str, str, bytes] | None:
     """Method, path and body of the next HTTP/1.1 request, None at the end of the connection."""
     line = await reader.readline()
     if not line:
@@ -64,7 +72,8 @@ def http_reply(status: int, body: bytes, headers: dict[str, str] | None = None) 
     return f"HTTP/1.1 {status} Scripted\r\n{head}\r\n".encode("latin-1") + body
 
 
-def _obey(provider: Provider, method: str, path: str, order: Any) -> Any:
+def obey_provider(provider: Provider, method: str, path: str, order: Any) -> Any:
+    """Do what a command asks of a provider fake."""
     match method, path:
         case "GET", "/stats":
             return provider.statistics()

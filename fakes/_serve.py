@@ -10,10 +10,11 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ._control import serve_control
+from ._control import obey_provider, serve_control
 from ._provider import Provider
 from ._tls import Authority, server_context
 
@@ -60,7 +61,7 @@ async def _run(
     ca.write_bytes(authority.pem)
     context = server_context(authority.issue(), folder, alpn)
     server = await loop.create_server(protocol, "127.0.0.1", options.port, ssl=context)
-    control = await serve_control(provider, options.control_port)
+    control = await serve_control(partial(obey_provider, provider), options.control_port)
     port = server.sockets[0].getsockname()[1]
     line = {
         "port": port,

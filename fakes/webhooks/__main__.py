@@ -22,11 +22,12 @@ import ssl
 import sys
 import tempfile
 from collections import deque
+from functools import partial
 from itertools import dropwhile
 from pathlib import Path
 from typing import Any
 
-from .._control import http_reply, read_request
+from .._control import serve_control
 from .._tls import Authority, Leaf, server_context
 from .behaviour import behaviour
 from .receiver import Connection, Receiver
@@ -66,7 +67,7 @@ async def _serve(options: argparse.Namespace) -> None:
             "unknown_authority": Authority().issue(*names),
         }
     servers += [await _listen(receiver, leaf, folder, 0) for leaf in bad.values()]
-    control = await _serve_control(receiver, options.control_port)
+    control = await serve_control(partial(_obey, receiver), options.control_port)
     port, *bad_ports = [server.sockets[0].getsockname()[1] for server in servers]
     line = {
         "port": port,
@@ -94,25 +95,6 @@ async def _listen(receiver: Receiver, leaf: Leaf, folder: Path, port: int) -> as
 
 def _remember_name(tls: ssl.SSLObject, name: str | None, _: ssl.SSLContext) -> None:
     tls.fakes_server_name = name  # type: ignore[attr-defined]
-
-
-async def _serve_control(receiver: Receiver, port: int) -> asyncio.Server:
-    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            while request := await read_request(reader):
-                method, target, body = request
-                try:
-                    reply, status = _obey(receiver, method, target, json.loads(body) if body else None), 200
-                except (KeyError, TypeError, ValueError) as error:
-                    reply, status = {"error": f"{type(error).__name__}: {error}"}, 400
-                writer.write(http_reply(status, json.dumps(reply).encode()))
-                await writer.drain()
-        except (ConnectionError, asyncio.IncompleteReadError):
-            pass
-        finally:
-            writer.close()
-
-    return await asyncio.start_server(handle, "127.0.0.1", port)
 
 
 def _obey(receiver: Receiver, method: str, target: str, order: Any) -> Any:
