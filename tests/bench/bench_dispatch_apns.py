@@ -4,4 +4,4 @@ from pushd.model import Channel
 from tests.bench.dispatching import one_channel
 
 if __name__ == "__main__":
-    one_channel("dispatch-apns", Channel.APNS)
+    one_channel("dispatch-apns", Channel.APNS, {"ratio_to_bound": 0.75, "cpu_us_per_item": 200})

@@ -4,4 +4,4 @@ from pushd.model import Channel
 from tests.bench.dispatching import one_channel
 
 if __name__ == "__main__":
-    one_channel("dispatch-fcm", Channel.FCM)
+    one_channel("dispatch-fcm", Channel.FCM, {"ratio_to_bound": 0.70})

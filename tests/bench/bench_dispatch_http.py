@@ -4,4 +4,4 @@ from pushd.model import Channel
 from tests.bench.dispatching import one_channel
 
 if __name__ == "__main__":
-    one_channel("dispatch-http", Channel.HTTP)
+    one_channel("dispatch-http", Channel.HTTP, {"ratio_to_bound": 0.30})

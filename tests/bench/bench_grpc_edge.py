@@ -12,14 +12,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import os
-import resource
 import socket
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import trio
@@ -30,6 +27,7 @@ from pushd.rpc.server import serve_rpc
 from pushd.rpc.settings import RpcSettings
 from pushd.stop import StopSignal
 from pushd.telemetry import Metrics, configure_logging
+from tests.bench.measuring import cpu_s, line, peak_rss_mib
 from tests.rpc.harness import UNARY, Echo, message
 
 CALLS = 20_000
@@ -137,15 +135,6 @@ class Load:
                 started += more
 
 
-def cpu_s(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def rss_mib(pid: int) -> float:
-    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize() / 2**20
-
-
 async def run_grpcio(port: int, calls: int) -> None:
     import grpc.aio
 
@@ -178,7 +167,7 @@ def measure(*, log_calls: bool, grpcio: bool, profile: str | None) -> dict[str, 
         cpu, began = cpu_s(server.pid), time.perf_counter()
         run(CALLS)
         elapsed, cpu = time.perf_counter() - began, cpu_s(server.pid) - cpu
-        rss = rss_mib(server.pid)
+        rss = peak_rss_mib(server.pid)
         server.communicate()
     return {"rate": CALLS / elapsed, "cpu_us": cpu / CALLS * 1e6, "rss_mib": rss}
 
@@ -197,18 +186,15 @@ def main() -> None:
     plain = measure(log_calls=False, grpcio=options.grpcio, profile=options.profile)
     logged = measure(log_calls=True, grpcio=options.grpcio, profile=None)
     print(
-        json.dumps(
-            {
-                "name": "grpc-edge",
-                "rate": round(plain["rate"]),
-                "bound": TARGET,
-                "ratio_to_bound": round(plain["rate"] / TARGET, 2),
-                "cpu_us_per_item": round(plain["cpu_us"], 1),
-                "rss_mib": round(plain["rss_mib"]),
-                "rate_of_one_core": round(1e6 / plain["cpu_us"]),
-                "rate_with_log_lines": round(logged["rate"]),
-                "cpu_us_per_item_with_log_lines": round(logged["cpu_us"], 1),
-            }
+        line(
+            "grpc-edge",
+            rate=plain["rate"],
+            cpu_us_per_item=plain["cpu_us"],
+            rss_mib=plain["rss_mib"],
+            target={"rate": TARGET},
+            rate_of_one_core=round(1e6 / plain["cpu_us"]),
+            rate_with_log_lines=round(logged["rate"]),
+            cpu_us_per_item_with_log_lines=round(logged["cpu_us"], 1),
         )
     )
 

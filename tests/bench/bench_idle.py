@@ -1,12 +1,12 @@
-"""100,000 eligible rows nobody subscribed to, and what a poll costs when there is nothing to do.
+"""100,000 eligible rows nobody subscribed to, and what a poll interval of an idle server costs.
 
-Prints rows a second from the start of a term until the cursor has passed them all, and, for an idle dispatcher, the
-statements and shared buffers of one poll interval, as PostgreSQL counts them.
+`rate` is rows a second from the start of a term until the cursor has passed them all, of a dispatcher in this process.
+Then a whole `pushd serve` takes over, holds the lock and serves nobody: the rest of the line is about that process. Its
+statements are counted in PostgreSQL's log, its buffers in `pg_stat_database`.
 """
 
 from __future__ import annotations
 
-import json
 import shutil
 import tempfile
 import time
@@ -14,7 +14,6 @@ from pathlib import Path
 
 import psycopg
 import trio
-from psycopg.conninfo import make_conninfo
 
 from pushd.dispatch.term import DispatchSettings, run_dispatcher
 from pushd.stop import StopSignal
@@ -22,13 +21,16 @@ from pushd.store import embedded
 from pushd.store.database import DatabaseSettings, open_database
 from pushd.store.dispatch import DispatchStore
 from pushd.telemetry import Metrics
-from tests.bench.bench_fanout import migrate, rss_mib
+from tests.bench.bench_fanout import migrate
+from tests.bench.measuring import LOG_STATEMENTS, StatementLog, cpu_s, line, peak_rss_mib
 from tests.dispatch.holder import NoBoundary
 from tests.dispatch.seed import Seed, topic
+from tests.support.server import base_config, running_server
 
 ROWS = 100_000
-BOUND = 50_000
-IDLE_S = 5.0
+TARGET = {"rate": 50_000, "statements_per_tick": 4, "buffers_per_tick": 32, "rss_mib": 120}
+SETTLE_S = 3.0  # a new server does this and that once; a session reports its counters at most once a second
+IDLE_S = 10.0
 POLL_S = 0.1
 
 
@@ -39,26 +41,13 @@ def fill(url: str) -> None:
             seed.subscribe(range(1_000), topic(number))
         seed.envelopes((number, topic(1_000 + number % 5_000)) for number in range(1, ROWS + 1))
         seed.settle(ROWS)
+        seed.conn.execute("SELECT setval('envelope_sequence', %s)", (ROWS,))  # or the boundary contradicts it
         seed.conn.execute("VACUUM ANALYZE")
 
 
-class Counters:
-    """Statements and buffers of one database, as the server has counted them so far."""
-
-    def __init__(self, seed: Seed) -> None:
-        self._seed = seed
-
-    def statements(self) -> int:
-        return self._seed._one(
-            "SELECT xact_commit + xact_rollback FROM pg_stat_database WHERE datname = current_database()"
-        )
-
-    def buffers(self) -> int:
-        return self._seed._one("SELECT blks_hit + blks_read FROM pg_stat_database WHERE datname = current_database()")
-
-
-async def dispatch(url: str, seed: Seed) -> dict[str, float]:
-    stop, metrics, counters = StopSignal(), Metrics(), Counters(seed)
+async def pass_over(url: str, seed: Seed) -> tuple[float, float]:
+    """Rows a second, and microseconds of processor time a row."""
+    stop, metrics = StopSignal(), Metrics()
     async with open_database(DatabaseSettings(url), metrics) as database, trio.open_nursery() as nursery:
         began, cpu = time.perf_counter(), time.process_time()
 
@@ -76,50 +65,65 @@ async def dispatch(url: str, seed: Seed) -> dict[str, float]:
         while seed.cursor() < ROWS:  # noqa: ASYNC110
             await trio.sleep(0.005)
         elapsed, cpu = time.perf_counter() - began, time.process_time() - cpu
-        await trio.sleep(2.0)  # a session reports its counters at most once a second
-        statements, buffers, idle_cpu = counters.statements(), counters.buffers(), time.process_time()
-        await trio.sleep(IDLE_S)
-        idle_cpu = time.process_time() - idle_cpu
-        ticks = IDLE_S / POLL_S
-        # The measuring statements themselves are in there: three statements, some catalogue buffers.
-        result = {
-            "rate": ROWS / elapsed,
-            "cpu_us": cpu / ROWS * 1e6,
-            "statements": (counters.statements() - statements - 3) / ticks,
-            "buffers": (counters.buffers() - buffers) / ticks,
-            "idle_cpu": idle_cpu / IDLE_S,
-        }
         stop.request(trio.current_time() + 5)
-    return result
+    return ROWS / elapsed, cpu / ROWS * 1e6
+
+
+def buffers(seed: Seed) -> int:
+    """Of this database so far."""
+    return seed._one("SELECT blks_hit + blks_read FROM pg_stat_database WHERE datname = current_database()")
+
+
+async def be_idle(url: str, seed: Seed, folder: Path) -> dict[str, float]:
+    """What a server that holds the lock and serves nobody costs."""
+    config = base_config(database={"url": url}, push={"http": {"allow_private_addresses": True}})
+    async with running_server(folder / "server", config) as server:
+        pid = server.process.pid
+        await server.wait_event("term_started")
+        await trio.sleep(SETTLE_S)
+        log, before, cpu, began = StatementLog(folder), buffers(seed), cpu_s(pid), time.perf_counter()
+        await trio.sleep(IDLE_S)
+        statements, after, cpu = log.count(), buffers(seed), cpu_s(pid) - cpu
+        elapsed, peak_mib = time.perf_counter() - began, peak_rss_mib(pid)
+        server.process.terminate()
+        await server.wait_exit()
+        ticks = elapsed / POLL_S
+        return {
+            "rss_mib": peak_mib,
+            "statements": (statements - 1) / ticks,  # the one that asked for the buffers is not the server's
+            "buffers": (after - before) / ticks,
+            "cpu": cpu / elapsed,
+        }
 
 
 def main() -> None:
     folder = Path(tempfile.mkdtemp(prefix="pushd-bench-"))
-    server = embedded.start(folder, {"fsync": "off", "synchronous_commit": "off"})
+    # The autovacuum's buffers are not the server's.
+    server = embedded.start(
+        folder, {"fsync": "off", "synchronous_commit": "off", "autovacuum": "off", **LOG_STATEMENTS}
+    )
     try:
         with psycopg.connect(server.url, autocommit=True) as conn:
             conn.execute("CREATE DATABASE idle")
-        url = make_conninfo(server.url, dbname="idle")
+        url = server.url.replace("///postgres?", "///idle?")
         trio.run(migrate, url)
         fill(url)
         with Seed(url) as seed:
-            result = trio.run(dispatch, url, seed)
+            rate, cpu_us = trio.run(pass_over, url, seed)
+            idle = trio.run(be_idle, url, seed, folder)
     finally:
         server.stop()
         shutil.rmtree(folder)
     print(
-        json.dumps(
-            {
-                "name": "idle",
-                "rate": round(result["rate"]),
-                "bound": BOUND,
-                "ratio_to_bound": round(result["rate"] / BOUND, 2),
-                "cpu_us_per_item": round(result["cpu_us"], 2),
-                "rss_mib": round(rss_mib()),
-                "statements_per_tick": round(result["statements"], 2),
-                "buffers_per_tick": round(result["buffers"], 1),
-                "idle_cpu_share": round(result["idle_cpu"], 4),
-            }
+        line(
+            "idle",
+            rate=rate,
+            cpu_us_per_item=cpu_us,
+            rss_mib=idle["rss_mib"],
+            target=TARGET,
+            statements_per_tick=round(idle["statements"], 2),
+            buffers_per_tick=round(idle["buffers"], 1),
+            idle_cpu_share=round(idle["cpu"], 4),
         )
     )
 

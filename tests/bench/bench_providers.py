@@ -1,15 +1,14 @@
 """How fast one sender is: APNs and FCM against fakes in other processes, without database and dispatcher.
 
 256 sends in flight, as a channel's permits allow; the provider answers after 50 ms, so 5,120/s is the bound. The fake
-runs on the other core; CPU per send is this process's alone. Run with `python -m tests.bench.bench_providers [KIND]`.
+runs on the other core; CPU per send is this process's alone. The line's common keys are those of APNs. Run with
+`python -m tests.bench.bench_providers`.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
-import json
-import resource
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -17,12 +16,14 @@ from pathlib import Path
 from typing import Protocol
 
 import trio
+from attrs import frozen
 
 from fakes.launch import RunningFake, launch
 from pushd.channels.apns import make_apns_channel
 from pushd.channels.fcm import make_fcm_channel
 from pushd.channels.http2 import open_http2_client
 from pushd.model import IN_FLIGHT_PER_CHANNEL, Channel, Delivered, Delivery, DeliveryConfig, Outcome
+from tests.bench.measuring import PERMITS_BOUND, cpu_s, line, peak_rss_mib, permits_bound
 
 TOPICS = [bytes((0,)) + number.to_bytes(16, "big") for number in range(1_024)]
 
@@ -89,38 +90,42 @@ async def measure(fake: RunningFake, kind: Channel, count: int) -> tuple[float, 
         return time.perf_counter() - before_s, time.process_time() - cpu_before_s
 
 
-def bench(kind: Channel, count: int, latency_ms: float) -> dict[str, object]:
-    """One line of results."""
+@frozen
+class Measured:
+    """One sender's run: sends a second, and microseconds of processor time a send, of this process and of the fake."""
+
+    rate: float
+    cpu_us: float
+    fake_cpu_us: float
+
+
+def bench(kind: Channel, count: int, latency_ms: float) -> Measured:
+    """One sender against a fake of its own."""
     with launch(kind.label, "--latency-ms", str(latency_ms), "--record", "0") as fake:
-        took_s, cpu_s = trio.run(measure, fake, kind, count)
-        fake_cpu_s = process_cpu_s(fake)
-    bound = IN_FLIGHT_PER_CHANNEL / (latency_ms / 1_000) if latency_ms else None
-    rate = count / took_s
-    return {
-        "name": f"sender-{kind.label}",
-        "rate": round(rate),
-        "bound": round(bound) if bound else None,
-        "ratio_to_bound": round(rate / bound, 3) if bound else None,
-        "cpu_us_per_item": round(cpu_s / count * 1e6, 1),
-        "rss_mib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1),
-        "fake_cpu_us": round(fake_cpu_s / count * 1e6, 1),
-    }
-
-
-def process_cpu_s(fake: RunningFake) -> float:
-    """CPU seconds of the fake so far, its start included."""
-    fields = Path(f"/proc/{fake.facts['pid']}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / 100  # ticks of 10 ms
+        took_s, own_cpu_s = trio.run(measure, fake, kind, count)
+        return Measured(count / took_s, own_cpu_s / count * 1e6, cpu_s(fake.facts["pid"]) / count * 1e6)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("kind", nargs="?", choices=["apns", "fcm"], help="both where none is given")
     parser.add_argument("--sends", type=int, default=20_000)
     parser.add_argument("--latency-ms", type=float, default=50.0)
     options = parser.parse_args()
-    for kind in [options.kind] if options.kind else ["apns", "fcm"]:
-        print(json.dumps(bench(Channel[kind.upper()], options.sends, options.latency_ms)), flush=True)
+    apns, fcm = (bench(kind, options.sends, options.latency_ms) for kind in (Channel.APNS, Channel.FCM))
+    print(
+        line(
+            "providers",
+            rate=apns.rate,
+            bound=permits_bound(options.latency_ms),
+            bound_is=PERMITS_BOUND,
+            cpu_us_per_item=apns.cpu_us,
+            rss_mib=peak_rss_mib(),
+            fake_cpu_us=round(apns.fake_cpu_us, 1),
+            fcm_rate=round(fcm.rate),
+            fcm_cpu_us_per_item=round(fcm.cpu_us, 1),
+            fcm_fake_cpu_us=round(fcm.fake_cpu_us, 1),
+        )
+    )
 
 
 if __name__ == "__main__":

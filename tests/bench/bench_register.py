@@ -6,11 +6,9 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import trio
 
@@ -19,13 +17,14 @@ from pushd.rpc.gen.xmtp.backend.v1.notification_pb2 import (
     RegisterRequest,
     UpdateSubscriptionsRequest,
 )
-from tests.bench.calls import bench_server, rss_mib, run_load
+from tests.bench.calls import bench_server, run_load
+from tests.bench.measuring import line, peak_rss_mib
 
 TARGET = 900
 IN_FLIGHT = 32
 
 
-async def measure(folder: Path, count: int) -> dict[str, Any]:
+async def measure(folder: Path, count: int) -> str:
     identities = [(os.urandom(32), os.urandom(32)) for _ in range(count + 500)]
     registers = [
         RegisterRequest(
@@ -41,27 +40,25 @@ async def measure(folder: Path, count: int) -> dict[str, Any]:
         first = await run_load(server, "Register", registers[:count], IN_FLIGHT, folder)
         again = await run_load(server, "Register", registers[:count], IN_FLIGHT, folder)
         renewed = await run_load(server, "UpdateSubscriptions", renewals[:count], IN_FLIGHT, folder)
-        rss = rss_mib(server.process.pid)
-    return {
-        "name": "register",
-        "rate": round(count / first.seconds),
-        "bound": None,
-        "ratio_to_bound": None,
-        "cpu_us_per_item": round(first.server_cpu_s / count * 1e6),
-        "rss_mib": rss,
-        "target": TARGET,
-        "again_rate": round(count / again.seconds),
-        "again_cpu_us": round(again.server_cpu_s / count * 1e6),
-        "empty_update_rate": round(count / renewed.seconds),
-        "empty_update_cpu_us": round(renewed.server_cpu_s / count * 1e6),
-    }
+        rss = peak_rss_mib(server.process.pid)
+    return line(
+        "register",
+        rate=count / first.seconds,
+        cpu_us_per_item=first.server_cpu_s / count * 1e6,
+        rss_mib=rss,
+        target={"rate": TARGET},
+        again_rate=round(count / again.seconds),
+        again_cpu_us=round(again.server_cpu_s / count * 1e6),
+        empty_update_rate=round(count / renewed.seconds),
+        empty_update_cpu_us=round(renewed.server_cpu_s / count * 1e6),
+    )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--count", type=int, default=4_000)
     with tempfile.TemporaryDirectory(prefix="pushd-bench-") as folder:
-        print(json.dumps(trio.run(measure, Path(folder), parser.parse_args().count)))
+        print(trio.run(measure, Path(folder), parser.parse_args().count))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ in this process.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import os
 import statistics
@@ -29,6 +28,7 @@ from pushd.rpc.client import Channel, open_channel
 from pushd.rpc.gen.xmtp.backend.v1 import subscription_pb2 as wire
 from pushd.rpc.gen.xmtp.backend.v1.publish_pb2 import PublishRequest, PublishResponse
 from pushd.rpc.gen.xmtp.backend.v1.types_pb2 import Cursor, Topic, TopicQuery
+from tests.bench.measuring import OFFERED_BOUND, cpu_s, line, peak_rss_mib, rss_mib
 from tests.support.envelopes import group_envelope
 from tests.support.server import base_config, running_server
 
@@ -49,25 +49,6 @@ def static_request(topics: Sequence[bytes], cursor: int) -> wire.SubscribeStatic
     return wire.SubscribeStaticRequest(
         topics=[TopicQuery(topic=Topic(topic=b"\x00" + one), cursor=Cursor(sequence_id=cursor)) for one in topics]
     )
-
-
-class Process:
-    """What the operating system says about the server."""
-
-    def __init__(self, pid: int) -> None:
-        self._folder = Path(f"/proc/{pid}")
-
-    @property
-    def cpu_s(self) -> float:
-        """Processor time, of the system on its behalf too."""
-        fields = (self._folder / "stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-    @property
-    def rss_mib(self) -> float:
-        """Resident memory."""
-        [line] = [one for one in (self._folder / "status").read_text().splitlines() if one.startswith("VmRSS:")]
-        return int(line.split()[1]) / 1024
 
 
 @asynccontextmanager
@@ -121,7 +102,7 @@ async def publish(channel: Channel, groups: int, rate: int, seconds: float, sent
 
 
 async def measure_delivery(
-    port: int, process: Process, rate: int, seconds: float, subscribers: int, *, shared: bool
+    port: int, pid: int, rate: int, seconds: float, subscribers: int, *, shared: bool
 ) -> dict[str, Any]:
     readers = [Subscriber() for _ in range(subscribers)]
     sent: dict[int, float] = {}
@@ -140,14 +121,14 @@ async def measure_delivery(
         for reader in readers:
             reader.arrivals.clear()
             reader.count = 0
-        cpu, own_cpu, started = process.cpu_s, time.process_time(), time.perf_counter()
+        cpu, own_cpu, started = cpu_s(pid), time.process_time(), time.perf_counter()
         await publish(opened[0], groups, rate, seconds, sent)
         due = len(sent) * (subscribers if shared else 1)
         with trio.move_on_after(30):
             while delivered() < due:  # noqa: ASYNC110 - telling would cost time
                 await trio.sleep(0.01)
         elapsed = time.perf_counter() - started
-        cpu, own_cpu = process.cpu_s - cpu, time.process_time() - own_cpu
+        cpu, own_cpu = cpu_s(pid) - cpu, time.process_time() - own_cpu
         nursery.cancel_scope.cancel()
     got = sorted(n for reader in readers for _, ids in reader.arrivals for n in ids)
     assert got == sorted(list(sent) * (due // len(sent))), "every delivery once"
@@ -162,17 +143,17 @@ async def measure_delivery(
     }
 
 
-async def measure_memory(port: int, process: Process, streams: int) -> dict[str, Any]:
-    before = process.rss_mib
+async def measure_memory(port: int, pid: int, streams: int) -> dict[str, Any]:
+    before = rss_mib(pid)
     async with channels(port, -(-streams // STREAMS_PER_CONNECTION)) as opened, trio.open_nursery() as nursery:
         for number in range(streams):
             topics = [group(1_000_000 + number * TOPICS + n) for n in range(TOPICS)]
             request = static_request(topics, 0)
             await nursery.start(Subscriber().run, opened[number // STREAMS_PER_CONNECTION], request)
-        after = process.rss_mib
-        cpu, started = process.cpu_s, time.perf_counter()
+        after = rss_mib(pid)
+        cpu, started = cpu_s(pid), time.perf_counter()
         await trio.sleep(3)
-        idle_cpu = (process.cpu_s - cpu) / (time.perf_counter() - started)
+        idle_cpu = (cpu_s(pid) - cpu) / (time.perf_counter() - started)
         nursery.cancel_scope.cancel()
     return {
         "static_streams": streams,
@@ -182,28 +163,29 @@ async def measure_memory(port: int, process: Process, streams: int) -> dict[str,
     }
 
 
-async def measure(arguments: argparse.Namespace) -> dict[str, Any]:
+async def measure(arguments: argparse.Namespace) -> str:
     config = base_config(server={"request_logger": False})
     with tempfile.TemporaryDirectory(prefix="pushd-bench-") as folder:
         async with running_server(Path(folder), config) as server:
-            process = Process(server.process.pid)
+            pid = server.process.pid
             # First, while nothing else has made the process grow.
-            memory = await measure_memory(server.grpc_port, process, arguments.streams)
-            load = server.grpc_port, process, arguments.rate, arguments.seconds, arguments.subscribers
+            memory = await measure_memory(server.grpc_port, pid, arguments.streams)
+            load = server.grpc_port, pid, arguments.rate, arguments.seconds, arguments.subscribers
             own = await measure_delivery(*load, shared=False)
             delivery = await measure_delivery(*load, shared=True)
-            rss_mib = process.rss_mib
+            peak = peak_rss_mib(pid)
             server.process.terminate()
             await server.wait_exit()
-    return {
-        "name": "streams",
+    return line(
+        "streams",
         **delivery,
-        "bound": arguments.rate * arguments.subscribers,
-        "ratio_to_bound": round(delivery["rate"] / (arguments.rate * arguments.subscribers), 2),
-        "rss_mib": round(rss_mib, 1),
+        bound=arguments.rate * arguments.subscribers,
+        bound_is=OFFERED_BOUND,
+        rss_mib=peak,
+        target={"delay_p99_intervals": 2},
         **{f"own_{name}": figure for name, figure in own.items()},
         **memory,
-    }
+    )
 
 
 def main() -> None:
@@ -212,7 +194,7 @@ def main() -> None:
     parser.add_argument("--subscribers", type=int, default=100)
     parser.add_argument("--seconds", type=float, default=6.0)
     parser.add_argument("--streams", type=int, default=1_000)
-    print(json.dumps(trio.run(measure, parser.parse_args())))
+    print(trio.run(measure, parser.parse_args()))
 
 
 if __name__ == "__main__":

@@ -6,11 +6,9 @@ Target: 30,000 topics a second. `python -m tests.bench.bench_update`
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import trio
 
@@ -20,7 +18,8 @@ from pushd.rpc.gen.xmtp.backend.v1.notification_pb2 import (
     Subscription,
     UpdateSubscriptionsRequest,
 )
-from tests.bench.calls import bench_server, rss_mib, run_load
+from tests.bench.calls import bench_server, run_load
+from tests.bench.measuring import line, peak_rss_mib
 
 TARGET = 30_000
 TOPICS = 1_000
@@ -36,7 +35,7 @@ def update(identity: tuple[bytes, bytes], topics: list[bytes], base: int) -> Upd
     )
 
 
-async def measure(folder: Path, count: int) -> dict[str, Any]:
+async def measure(folder: Path, count: int) -> str:
     identities = [(os.urandom(32), os.urandom(32)) for _ in range(count + 10)]
     registers = [
         RegisterRequest(
@@ -54,25 +53,23 @@ async def measure(folder: Path, count: int) -> dict[str, Any]:
         await run_load(server, "UpdateSubscriptions", adds[count:], IN_FLIGHT, folder)  # warm up
         added = await run_load(server, "UpdateSubscriptions", adds[:count], IN_FLIGHT, folder)
         replaced = await run_load(server, "UpdateSubscriptions", new_keys[:count], IN_FLIGHT, folder)
-        rss = rss_mib(server.process.pid)
-    return {
-        "name": "update",
-        "rate": round(count * TOPICS / added.seconds),
-        "bound": None,
-        "ratio_to_bound": None,
-        "cpu_us_per_item": round(added.server_cpu_s / count / TOPICS * 1e6, 2),
-        "rss_mib": rss,
-        "target": TARGET,
-        "replaced_rate": round(count * TOPICS / replaced.seconds),
-        "replaced_cpu_us_per_topic": round(replaced.server_cpu_s / count / TOPICS * 1e6, 2),
-    }
+        rss = peak_rss_mib(server.process.pid)
+    return line(
+        "update",
+        rate=count * TOPICS / added.seconds,
+        cpu_us_per_item=added.server_cpu_s / count / TOPICS * 1e6,
+        rss_mib=rss,
+        target={"rate": TARGET},
+        replaced_rate=round(count * TOPICS / replaced.seconds),
+        replaced_cpu_us_per_topic=round(replaced.server_cpu_s / count / TOPICS * 1e6, 2),
+    )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--count", type=int, default=100)
     with tempfile.TemporaryDirectory(prefix="pushd-bench-") as folder:
-        print(json.dumps(trio.run(measure, Path(folder), parser.parse_args().count)))
+        print(trio.run(measure, Path(folder), parser.parse_args().count))
 
 
 if __name__ == "__main__":

@@ -11,13 +11,10 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
-import resource
 import time
 from collections.abc import Iterator
 from ipaddress import ip_address
 from itertools import count
-from pathlib import Path
 
 import trio
 
@@ -26,6 +23,7 @@ from pushd.channels.https1 import client_context
 from pushd.channels.resolver import ThreadResolver
 from pushd.channels.webhook import WebhookChannel, open_webhook_sender
 from pushd.model import IN_FLIGHT_PER_CHANNEL, Channel, Delivered, Delivery, DeliveryConfig
+from tests.bench.measuring import PERMITS_BOUND, cpu_s, line, peak_rss_mib, permits_bound
 
 LOOPBACK = (ip_address("127.0.0.1"),)
 
@@ -53,7 +51,7 @@ async def send_all(channel: WebhookChannel, work: Iterator[Delivery], sends: int
             sending.start_soon(sender)
 
 
-async def measure(fake: RunningFake, options: argparse.Namespace) -> dict[str, object]:
+async def measure(fake: RunningFake, options: argparse.Namespace) -> str:
     async with open_webhook_sender(
         resolver=ThreadResolver(lambda host: LOOPBACK),
         tls=client_context(str(fake.ca)),
@@ -63,30 +61,23 @@ async def measure(fake: RunningFake, options: argparse.Namespace) -> dict[str, o
         work = deliveries(fake.port, options.hosts)
         await send_all(channel, work, 2 * IN_FLIGHT_PER_CHANNEL)  # connections and caches
         gc.freeze()
-        fake_before_s, cpu_before_s, before_s = process_cpu_s(fake), time.process_time(), time.perf_counter()
+        fake_before_s, cpu_before_s, before_s = cpu_s(fake.facts["pid"]), time.process_time(), time.perf_counter()
         await send_all(channel, work, options.sends)
         took_s = time.perf_counter() - before_s
-        cpu_s, fake_cpu_s = time.process_time() - cpu_before_s, process_cpu_s(fake) - fake_before_s
+        own_cpu_s, fake_cpu_s = time.process_time() - cpu_before_s, cpu_s(fake.facts["pid"]) - fake_before_s
     stats = fake.stats()
     assert stats["verified"] == options.sends + 2 * IN_FLIGHT_PER_CHANNEL, stats
-    bound = IN_FLIGHT_PER_CHANNEL / (options.latency_ms / 1_000) if options.latency_ms else None
-    rate = options.sends / took_s
-    return {
-        "name": "webhook-sender",
-        "rate": round(rate),
-        "bound": round(bound) if bound else None,
-        "ratio_to_bound": round(rate / bound, 3) if bound else None,
-        "cpu_us_per_item": round(cpu_s / options.sends * 1e6, 1),
-        "rss_mib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1),
-        "hosts": options.hosts,
-        "connections": stats["connections"],
-        "receiver_cpu_us": round(fake_cpu_s / options.sends * 1e6, 1),
-    }
-
-
-def process_cpu_s(fake: RunningFake) -> float:
-    fields = Path(f"/proc/{fake.facts['pid']}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / 100  # user and system time in ticks of 10 ms
+    return line(
+        "webhook-sender",
+        rate=options.sends / took_s,
+        bound=permits_bound(options.latency_ms),
+        bound_is=PERMITS_BOUND,
+        cpu_us_per_item=own_cpu_s / options.sends * 1e6,
+        rss_mib=peak_rss_mib(),
+        hosts=options.hosts,
+        connections=stats["connections"],
+        receiver_cpu_us=round(fake_cpu_s / options.sends * 1e6, 1),
+    )
 
 
 def main() -> None:
@@ -97,7 +88,7 @@ def main() -> None:
     options = parser.parse_args()
     key = "BwcHBwcHBwcHBwcHBwcHBwcHBwcHBwcHBwcHBwcHBwc="
     with launch("webhooks", "--latency-ms", str(options.latency_ms), "--key", key, "--record", "0") as fake:
-        print(json.dumps(trio.run(measure, fake, options)))
+        print(trio.run(measure, fake, options))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ and the processor time of the pushd process is the steadier figure.
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -19,10 +18,10 @@ from typing import Any
 import trio
 from attrs import frozen
 
+from tests.bench.measuring import cpu_s
 from tests.support.server import ServerProcess, base_config, running_server
 
 SERVICE = "/xmtp.backend.v1.NotificationService/"
-_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 LOAD_CLIENT = Path(__file__).with_name("load_client.py")
 
 
@@ -44,20 +43,6 @@ async def bench_server(folder: Path) -> AsyncIterator[ServerProcess]:
         await server.wait_exit()
 
 
-def process_cpu_s(pid: int) -> float:
-    """Processor seconds of one process so far, its children not included."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
-
-
-def rss_mib(pid: int) -> int:
-    """Resident memory of one process at its peak."""
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("VmHWM:"):
-            return round(int(line.split()[1]) / 1024)
-    raise ValueError("no VmHWM")
-
-
 async def run_load(
     server: ServerProcess, method: str, requests: Sequence[Any], in_flight: int, folder: Path, *, service: str = SERVICE
 ) -> Load:
@@ -65,7 +50,7 @@ async def run_load(
     path = folder / "bodies"
     bodies = [request.SerializeToString() for request in requests]
     path.write_bytes(b"".join(len(body).to_bytes(4, "big") + body for body in bodies))
-    before = process_cpu_s(server.process.pid)
+    before = cpu_s(server.process.pid)
     done = await trio.run_process(
         [sys.executable, str(LOAD_CLIENT), str(server.grpc_port), service + method, str(path), str(in_flight)],
         capture_stdout=True,
@@ -74,4 +59,4 @@ async def run_load(
     result = json.loads(done.stdout)
     if result["failures"]:
         raise SystemExit(f"calls failed: {result['failures']}")
-    return Load(result["seconds"], process_cpu_s(server.process.pid) - before)
+    return Load(result["seconds"], cpu_s(server.process.pid) - before)

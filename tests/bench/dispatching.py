@@ -1,24 +1,21 @@
 """The whole dispatcher, from rows in PostgreSQL to fakes in other processes: shared by the dispatch benches.
 
 The dispatcher, its pools and its channels run in this process, so `cpu_us_per_item` is what pushd costs a delivery;
-PostgreSQL and the fakes are processes of their own. A provider answers after `latency_ms`; 256 permits over that
-latency are the bound of a channel.
+PostgreSQL and the fakes are processes of their own. A provider answers after LATENCY_MS; 256 permits over that latency
+are the bound of a channel.
 """
 
 from __future__ import annotations
 
 import gc
-import json
 import math
-import resource
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any
 
 import psycopg
 import trio
@@ -30,7 +27,7 @@ from pushd.channels.resolver import ThreadResolver
 from pushd.channels.setup import open_channels
 from pushd.config import Apns, Fcm, Http, Push
 from pushd.dispatch.term import DispatchSettings, run_dispatcher
-from pushd.model import IN_FLIGHT_PER_CHANNEL, Channel
+from pushd.model import Channel
 from pushd.secret import Secret
 from pushd.stop import StopSignal
 from pushd.store import embedded
@@ -38,6 +35,7 @@ from pushd.store.database import DatabaseSettings, open_database
 from pushd.store.dispatch import DispatchStore
 from pushd.store.migrations import apply_migrations
 from pushd.telemetry import Metrics
+from tests.bench.measuring import PERMITS_BOUND, line, peak_rss_mib, permits_bound
 from tests.dispatch.holder import NoBoundary
 from tests.dispatch.seed import Seed, recipient_id, topic
 
@@ -45,7 +43,6 @@ FAKES = {Channel.APNS: "apns", Channel.FCM: "fcm", Channel.HTTP: "webhooks"}
 SUBSCRIBERS = 1_000
 LATENCY_MS = 50
 HOSTS = 64
-BOUND = IN_FLIGHT_PER_CHANNEL / (LATENCY_MS / 1_000)
 TOPICS = {Channel.APNS: 1, Channel.FCM: 2, Channel.HTTP: 3}
 STALLED_TOPIC = 4
 LOOPBACK = (ip_address("127.0.0.1"),)
@@ -70,8 +67,10 @@ class Progress:
 
 
 @contextmanager
-def installation(channels: Mapping[Channel, int]) -> Iterator[tuple[str, dict[Channel, RunningFake]]]:
-    """A database with recipients of `channels` (rows each) and the fakes they need: yields its URL and the fakes."""
+def installation(
+    channels: Iterable[Channel], latency_ms: float = LATENCY_MS
+) -> Iterator[tuple[str, dict[Channel, RunningFake]]]:
+    """An empty database and the fakes of these channels: yields its URL and the fakes."""
     folder = Path(tempfile.mkdtemp(prefix="pushd-bench-"))
     with ExitStack() as stack:
         stack.callback(shutil.rmtree, folder)
@@ -81,7 +80,7 @@ def installation(channels: Mapping[Channel, int]) -> Iterator[tuple[str, dict[Ch
             conn.execute("CREATE DATABASE bench")
         url = make_conninfo(server.url, dbname="bench")
         trio.run(_migrate, url)
-        options = ["--latency-ms", str(LATENCY_MS), "--record", "0"]
+        options = ["--latency-ms", str(latency_ms), "--record", "0"]
         fakes = {channel: stack.enter_context(launch(FAKES[channel], *options)) for channel in channels}
         yield url, fakes
 
@@ -184,7 +183,7 @@ async def dispatch(url: str, fakes: Mapping[Channel, RunningFake], expected: Map
             for channel, seen in progress.items()
         },
         cpu / sum(expected.values()) * 1e6,
-        resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        peak_rss_mib(),
     )
 
 
@@ -205,25 +204,21 @@ async def _follow(
     return progress
 
 
-def report(name: str, measured: Measured, channel: Channel, **more: Any) -> None:
-    """The one JSON line."""
-    rate = measured.rates[channel]
-    line = {
-        "name": name,
-        "rate": round(rate),
-        "bound": round(BOUND),
-        "ratio_to_bound": round(rate / BOUND, 2),
-        "cpu_us_per_item": round(measured.cpu_us, 1),
-        "rss_mib": round(measured.rss_mib),
-        **more,
-    }
-    print(json.dumps(line))
-
-
-def one_channel(name: str, channel: Channel, deliveries: int = 20_000) -> None:
+def one_channel(name: str, channel: Channel, target: Mapping[str, float], deliveries: int = 20_000) -> None:
     """Dispatch `deliveries` over one channel and report."""
     rows = {channel: deliveries // SUBSCRIBERS}
     with installation(rows) as (url, fakes):
         fill(url, fakes, rows)
         measured = trio.run(dispatch, url, fakes, {channel: deliveries})
-        report(name, measured, channel, fake=fakes[channel].stats())
+        print(
+            line(
+                name,
+                rate=measured.rates[channel],
+                bound=permits_bound(LATENCY_MS),
+                bound_is=PERMITS_BOUND,
+                cpu_us_per_item=measured.cpu_us,
+                rss_mib=measured.rss_mib,
+                target=target,
+                fake=fakes[channel].stats(),
+            )
+        )
