@@ -215,6 +215,17 @@ def test_the_image_is_made_of_hashed_packages_only() -> None:
     assert needed <= set(re.findall(r"^([\w-]+)==", (ROOT / "requirements-dev.lock").read_text(), re.M))
 
 
+def test_the_image_checks_its_health_as_the_compose_file_does() -> None:
+    [check] = re.findall(r"^HEALTHCHECK (.+?)\n\S", (KIT / "Dockerfile").read_text().replace("\\\n", ""), re.M)
+    options, command = check.split("CMD ")
+    compose = (KIT / "compose.yaml").read_text().partition("\n  healthcheck:\n")[2].partition("\n\n")[0]
+    [asked] = re.findall(r"test: (.+)", compose)
+    assert json.loads(asked) == ["CMD", *json.loads(command)]
+    assert dict(re.findall(r"--([\w-]+)=(\w+)", options)) == {
+        name.replace("_", "-"): value for name, value in re.findall(r"(interval|timeout|start_period): (\w+)", compose)
+    }
+
+
 @pytest.mark.parametrize(
     ("file", "key", "least_s"),
     [
