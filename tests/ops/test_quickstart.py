@@ -7,6 +7,7 @@ commands is run, and one that would go on for ever is stopped once it works.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -15,6 +16,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -105,6 +107,24 @@ def test_the_quickstart_leads_to_a_push_and_survives_a_kill(folder: Path, ports:
     holders = re.findall(r"^ *dispatcher +(\S+:\d+)", output, re.M)
     assert len(holders) == 3
     assert len(set(holders)) == 3, "a new process dispatches each time"
+
+
+def test_the_fakes_run_under_the_names_they_have_in_the_wheel(folder: Path) -> None:
+    wheel = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
+    place = folder / wheel["force-include"]["fakes"]
+    shutil.copytree(ROOT / "fakes", place, ignore=shutil.ignore_patterns("__pycache__"))
+    (place.parent / "__init__.py").touch()
+    names = re.findall(r"`(?:python -m )?(pushd\._fakes\.\w+)`", (ROOT / "docs" / "quickstart.md").read_text())
+    assert len(names) == 3
+    for name in names:
+        command = [sys.executable, "-m", name, "--folder", str(folder / name)]
+        with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, text=True) as fake:
+            try:
+                assert fake.stdout is not None
+                facts = json.loads(fake.stdout.readline())
+            finally:
+                fake.kill()
+        assert Path(facts["ca"]).is_relative_to(folder / name)
 
 
 LONG = {"serve": "term_started", "db": "postgresql://"}
