@@ -67,8 +67,8 @@ async def save_recipient(session: Session, claim: Claim, config: DeliveryConfig)
     return Refusal.WRONG_SECRET if row is None else RecipientState(row[0], Channel(row[1]), row[2])
 
 
-async def delete_recipient(session: Session, claim: Claim) -> Refusal | None:
-    """Delete the recipient with all its subscriptions (PUSH-006).
+async def delete_recipient(session: Session, claim: Claim) -> int | Refusal:
+    """Delete the recipient with all its subscriptions (PUSH-006); how many these were.
 
     NOT_REGISTERED when it is not there under this secret. The caller has compared the secret before, so a recipient
     under another one was deleted and made anew in between, and for a moment was indeed not registered.
@@ -76,7 +76,7 @@ async def delete_recipient(session: Session, claim: Claim) -> Refusal | None:
     row = await session.fetch_one(
         query("delete_recipient"), {"recipient_id": claim.recipient_id, "secret_hash": claim.secret_hash}
     )
-    return Refusal.NOT_REGISTERED if row is None else None
+    return Refusal.NOT_REGISTERED if row is None else int(row[0])
 
 
 async def update_subscriptions(

@@ -147,7 +147,7 @@ class Model:
     def _unregister(self, step: Unregister) -> Refused | None:
         refused = self._owned(step)
         if refused is None:
-            del self.recipients[step.recipient_id]
+            self.counts["removed"] += len(self.recipients.pop(step.recipient_id).topics)
             self.counts["unregistered"] += 1
         return refused
 

@@ -112,7 +112,7 @@ async def test_delete_takes_the_subscriptions_along_and_succeeds_once(database: 
     async with database.primary() as connection:
         await recipients.save_recipient(connection, OWNER, FCM)
         await update(connection, [add(1), add(2)])
-        assert await recipients.delete_recipient(connection, OWNER) is None
+        assert await recipients.delete_recipient(connection, OWNER) == 2
         assert await recipient_row(connection) is None
         assert await subscription_rows(connection) == []
         assert await recipients.delete_recipient(connection, OWNER) is Refusal.NOT_REGISTERED

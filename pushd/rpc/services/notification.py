@@ -74,8 +74,9 @@ class NotificationService(NotificationServiceServicer):
         """Delete one's recipient and all its subscriptions (PUSH-006), whatever channels are configured by now."""
         claim = _unless_refused(checks.check_identity(input_message.recipient_id, input_message.recipient_secret))
         _unless_refused(await self._ownership(claim))
-        _unless_refused(await recipients.delete_recipient(self._database, claim))
+        removed = _unless_refused(await recipients.delete_recipient(self._database, claim))
         self._unregistered.inc()
+        self._removed.inc(removed)
         return wire.UnregisterResponse()
 
     async def UpdateSubscriptions(self, input_message: wire.UpdateSubscriptionsRequest) -> wire.RecipientState:
