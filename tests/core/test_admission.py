@@ -1,3 +1,5 @@
+"""What a publish makes of each envelope before the database is asked: its topic, its push fields, or a refusal."""
+
 import itertools
 from collections.abc import Iterable
 

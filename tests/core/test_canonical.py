@@ -1,3 +1,5 @@
+"""The one encoding of an envelope that is stored and hashed, whatever bytes it came in."""
+
 import hashlib
 
 import pytest

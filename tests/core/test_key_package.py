@@ -1,3 +1,5 @@
+"""Which key packages are read, and which of those are accepted."""
+
 import pytest
 from attrs import evolve
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey

@@ -1,3 +1,5 @@
+"""Reading where a message goes and what kind it is, from messages of another implementation and from broken ones."""
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,3 +1,5 @@
+"""Which bytes name a topic, which topics are pushed, and the lock a topic has."""
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

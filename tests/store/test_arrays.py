@@ -1,3 +1,5 @@
+"""Arrays as we encode them arrive in PostgreSQL as they were."""
+
 from typing import Any
 
 import psycopg
