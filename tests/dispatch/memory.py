@@ -146,7 +146,7 @@ class MemoryStore:
 
     def page(self, request: PageRequest, rows: int) -> Page:
         boundary = self.page_boundaries.pop(0) if self.page_boundaries else self.boundary
-        end = boundary if request.last is None else request.last
+        end = boundary if request.last is None else min(boundary, request.last)
         above = [
             row for row in sorted(self.rows, key=lambda row: row.sequence_id) if request.floor < row.sequence_id <= end
         ]
