@@ -108,12 +108,12 @@ def check_config(
     /,
     *,
     json: Json = False,
-    online: Annotated[bool, Parameter(negative="", help="Ask the database and the providers too.")] = False,
+    online: Annotated[bool, Parameter(negative="", help="Ask database, issuer and providers too.")] = False,
 ) -> int:
     """Say what is wrong or doubtful in a configuration, one finding a line; exit 1 when something is wrong.
 
-    Starts and changes nothing. With --online it connects to the database and asks APNs and FCM about a token that
-    belongs to no device, which shows whether they accept the credentials.
+    Starts and changes nothing. With --online it connects to the database, fetches the issuer's keys, and asks APNs and
+    FCM about a token that belongs to no device, which shows whether they accept the credentials.
     """
     from pushd.ops.check_config import run_check_config
     from pushd.ops.online import check_online

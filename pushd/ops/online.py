@@ -1,4 +1,4 @@
-"""`pushd check-config --online`: ask the database and the providers what the file alone cannot tell.
+"""`pushd check-config --online`: ask database, issuer and providers what the file alone cannot tell.
 
 Nothing is changed anywhere: no migration is run, and the providers are asked about tokens that belong to no device.
 """
@@ -13,11 +13,13 @@ from typing import assert_never
 import trio
 from attrs import frozen
 
+from pushd.backend.key_set import http_fetch
 from pushd.channels.resolver import Resolver, ThreadResolver
 from pushd.channels.setup import Sender, open_channels
-from pushd.config import Config, Finding, Severity
+from pushd.config import Config, Finding, InvalidConfig, Severity, check_clock
 from pushd.core.addresses import is_blocked
 from pushd.core.providers import apns, fcm
+from pushd.core.tokens import read_key_set
 from pushd.errors import ConfigError, MigrationError, StartError, StoreError
 from pushd.model import (
     Channel,
@@ -31,10 +33,10 @@ from pushd.model import (
     Terminal,
     Transient,
 )
-from pushd.store.database import Connection, Database, DatabaseSettings, open_database
+from pushd.store.database import Connection, Database, DatabaseSettings, Refusal, open_database
 from pushd.store.migrations import check_schema
 from pushd.store.queries import query
-from pushd.store.startup import MINIMUM_VERSION
+from pushd.store.startup import ENCODING, MINIMUM_VERSION
 from pushd.telemetry import Metrics
 
 CLOCK_SKEW_S = 1.0
@@ -55,11 +57,18 @@ class ServerFacts:
     may_create: bool
     has_schema: bool
     may_write: bool
+    encoding: str
+    now_ns: int
 
 
 async def check_online(config: Config) -> list[Finding]:
     """Findings about what the configuration points at, the worst first."""
-    findings = [*await _check_database(config), *await _check_providers(config), *await _check_names(config)]
+    findings = [
+        *await _check_database(config),
+        *await _check_key_set(config),
+        *await _check_providers(config),
+        *await _check_names(config),
+    ]
     order = list(Severity)
     return sorted(findings, key=lambda finding: order.index(finding.severity))
 
@@ -85,7 +94,7 @@ async def _check_database(config: Config) -> list[Finding]:
     findings: list[Finding] = []
     async with open_database(settings, Metrics()) as database:
         primary = None
-        async with _asked("database.url", findings):
+        async with _asked(database, "database.url", findings):
             async with database.dedicated("check") as connection:
                 primary = await _server_facts(connection)
                 findings += judge_primary(primary, config)
@@ -101,20 +110,23 @@ async def _check_database(config: Config) -> list[Finding]:
                     )
                 )
         if replica is not None and primary is not None:
-            async with _asked("database.replica_url", findings):
+            async with _asked(database, "database.replica_url", findings, read=True):
                 async with database.dedicated("check", read=True) as connection:
                     findings += judge_replica(await _server_facts(connection), primary)
     return findings
 
 
 @asynccontextmanager
-async def _asked(key: str, findings: list[Finding]) -> AsyncIterator[None]:
+async def _asked(database: Database, key: str, findings: list[Finding], *, read: bool = False) -> AsyncIterator[None]:
     try:
         yield
     except StoreError as error:
-        what = "cannot be reached" if error.kind == "connection" else "can be reached, but refuses a simple question"
-        mend = "check host, port, user, password, TLS and firewall; a primary must accept writes"
-        findings.append(_finding(Severity.ERROR, key, what, mend))
+        refusal = Refusal(
+            "can be reached, but refuses a simple question", "check the user's rights and the server's log"
+        )
+        if error.kind == "connection":
+            refusal = await database.diagnose(read=read)
+        findings.append(_finding(Severity.ERROR, key, refusal.what, refusal.mend))
 
 
 async def _server_facts(connection: Connection) -> ServerFacts:
@@ -122,9 +134,11 @@ async def _server_facts(connection: Connection) -> ServerFacts:
     row = await connection.fetch_one(query("load_server_facts"))
     assert row is not None
     between = (before + time.time_ns()) / 2
-    version, is_replica, system, locks, sessions, clock_ns, may_create, has_schema, may_write = row
-    skew_s = (clock_ns - between) / 1e9
-    return ServerFacts(version, is_replica, system, locks, sessions, skew_s, may_create, has_schema, may_write)
+    version, is_replica, system, locks, sessions, now_ns, may_create, has_schema, may_write, encoding = row
+    skew_s = (now_ns - between) / 1e9
+    return ServerFacts(
+        version, is_replica, system, locks, sessions, skew_s, may_create, has_schema, may_write, encoding, now_ns
+    )
 
 
 def judge_primary(facts: ServerFacts, config: Config) -> list[Finding]:
@@ -136,8 +150,9 @@ def judge_primary(facts: ServerFacts, config: Config) -> list[Finding]:
 
     if facts.version < MINIMUM_VERSION:
         add(Severity.ERROR, "database.url", f"is PostgreSQL {facts.version}", f"use {MINIMUM_VERSION} or newer")
-    if facts.is_replica:
-        add(Severity.ERROR, "database.url", "is a replica", "name the primary, or all hosts of the cluster")
+    if facts.encoding != ENCODING:
+        what = f"leads to a database whose encoding is {facts.encoding}"
+        add(Severity.ERROR, "database.url", what, f"make a new one with ENCODING '{ENCODING}'")
     if not (facts.may_write if facts.has_schema else facts.may_create):
         add(
             Severity.ERROR,
@@ -154,6 +169,10 @@ def judge_primary(facts: ServerFacts, config: Config) -> list[Finding]:
             f"has a clock {facts.skew_s:+.1f} s away from this machine's",
             "keep both in time by NTP",
         )
+    try:
+        check_clock(config, facts.now_ns)
+    except InvalidConfig as error:
+        findings += error.findings
     wanted = config.database.max_connections * config.limits.max_publish_topics
     if facts.lock_slots < wanted:
         add(
@@ -215,6 +234,20 @@ async def _backend(connection: Connection) -> object:
         return await ask()
     async with connection.transaction():
         return await ask()
+
+
+async def _check_key_set(config: Config) -> list[Finding]:
+    """Whether the issuer's key set can be had; `serve` tries more than once."""
+    if config.auth is None or config.auth.jwks_url is None:
+        return []
+    body = await http_fetch(config.auth.jwks_url.reveal())()
+    if body is None:
+        what, mend = "brought no key set", "check it in full; the answer must have status 200 and come within 10 s"
+    elif not read_key_set(body):
+        what, mend = "brought no key that pushd can use", "see the algorithms that auth.keys.alg takes"
+    else:
+        return []
+    return [_finding(Severity.ERROR, "auth.jwks_url", what, mend)]
 
 
 async def _check_providers(config: Config) -> list[Finding]:

@@ -31,6 +31,7 @@ from pushd.telemetry import Metrics
 ROLLBACK_S = 2.0  # clean-up after a failed block; past it the connection is thrown away
 TRANSACTION_TIMEOUT_VERSION = 170_000  # the first PostgreSQL that has the setting
 CONNECT_S = 10  # one connection attempt, the same bound as a provider's
+ANSWER_S = 5.0  # what an answer may take beyond the time at which the server ends the statement
 
 Params = Mapping[str, Any] | Sequence[Any] | None
 
@@ -55,6 +56,25 @@ class DatabaseSettings:
 
     def __repr__(self) -> str:
         return f"<DatabaseSettings replica={self.replica_url is not None} max_connections={self.max_connections}>"
+
+
+@frozen
+class Refusal:
+    """Why no session could be had, and what to look at: constant texts, worded to follow a name."""
+
+    what: str
+    mend: str
+
+
+NO_SESSION = Refusal(
+    "cannot be reached, or does not let pushd in",
+    "check host, port, database, user, password, TLS and firewall; PostgreSQL's log tells more",
+)
+READ_ONLY = Refusal(
+    "accepts no writes",
+    "name the primary, or all hosts of the cluster; default_transaction_read_only must be off",
+)
+LOST = Refusal("was reached, and the connection broke", "try again, and see PostgreSQL's log")
 
 
 class Connection:
@@ -203,8 +223,33 @@ class Database:
         finally:
             session.close_now()
 
+    async def diagnose(self, *, read: bool = False) -> Refusal:
+        """Why `dedicated` has just failed with kind `connection`; takes CONNECT_S at most.
+
+        libpq keeps the SQLSTATE of a refused connection to itself, and its texts are translated and hold names. What
+        can be told apart is told by asking for less: a session that need not write.
+        """
+        replica = read and self.has_replica
+        conninfo = self._conninfo("check", replica=replica)
+        if not replica:
+            conninfo = make_conninfo(conninfo, target_session_attrs="any")
+        with trio.move_on_after(CONNECT_S):
+            try:
+                session = await open_session(conninfo)
+            except StoreError:
+                return NO_SESSION
+            try:
+                is_read_only = await Connection(session).fetch_one("SHOW transaction_read_only") == ("on",)
+            except StoreError:
+                return LOST
+            finally:
+                session.close_now()
+            return READ_ONLY if is_read_only and not replica else LOST
+        return NO_SESSION
+
     async def _open(self, purpose: str, *, replica: bool) -> Session:
         session = await open_session(self._conninfo(purpose, replica=replica))
+        session.patience_s = self._settings.statement_timeout_ms / 1_000 + ANSWER_S
         try:
             await Connection(session).execute(f"SET statement_timeout = {self._settings.statement_timeout_ms:d}")
         except BaseException:

@@ -17,6 +17,7 @@ from pushd.store.migrations import apply_migrations, check_schema
 from pushd.telemetry import Event, Metrics, get_logger
 
 MINIMUM_VERSION = 16
+ENCODING = "UTF8"  # a token or URL is any text, and its characters are counted
 EMBEDDED_POLL_S = 1.0
 REPLICA_POLL_S = 0.1
 REPLICA_REPORT_S = 10.0
@@ -124,7 +125,7 @@ async def open_running_database(config: Config, data_dir: Path, purpose: str) ->
                 connection = await stack.enter_async_context(database.dedicated(purpose))
                 await check_schema(connection)
             except StoreError as exc:
-                raise StartError(f"database.url: {_explain(exc, 'the database')}") from exc
+                raise StartError(await _explain(exc, database)) from exc
             yield connection
 
 
@@ -155,20 +156,22 @@ async def prepare_database(database: Database) -> None:
             # before something more is written. Migrations are flushed when they commit.
             position = await primary.fetch_one("SELECT pg_current_wal_flush_lsn()::text")
     except StoreError as exc:
-        raise StartError(f"database.url: {_explain(exc, 'the database')}") from exc
+        raise StartError(await _explain(exc, database)) from exc
     if database.has_replica:
         assert position is not None
         try:
             async with database.dedicated("start", read=True) as replica:
                 await _wait_replayed(replica, position[0])
         except StoreError as exc:
-            raise StartError(f"database.replica_url: {_explain(exc, 'the replica')}") from exc
+            raise StartError(await _explain(exc, database, read=True)) from exc
 
 
-def _explain(error: StoreError, what: str) -> str:
+async def _explain(error: StoreError, database: Database, *, read: bool = False) -> str:
+    what = "database.replica_url: the replica" if read else "database.url: the database"
     if error.kind == "connection":
-        return f"{what} cannot be reached with this URL"
-    return f"{what} can be reached but refuses the work (rights, a read-only session, or a time-out)"
+        refusal = await database.diagnose(read=read)
+        return f"{what} {refusal.what}: {refusal.mend}"
+    return f"{what} can be reached but refuses the work (rights, or a time-out)"
 
 
 async def _check_server(primary: Connection) -> None:
@@ -179,8 +182,8 @@ async def _check_server(primary: Connection) -> None:
     version, encoding = row
     if version < MINIMUM_VERSION:
         raise StartError(f"database.url: PostgreSQL {version} is too old, {MINIMUM_VERSION} or newer is needed")
-    if encoding != "UTF8":  # a token or URL is any text, and its characters are counted
-        raise StartError(f"database.url: the database's encoding is {encoding}, it has to be UTF8")
+    if encoding != ENCODING:
+        raise StartError(f"database.url: the database's encoding is {encoding}, it has to be {ENCODING}")
 
 
 async def _wait_replayed(replica: Connection, position: str) -> None:

@@ -13,4 +13,5 @@ SELECT
         FROM (VALUES ('envelopes', 'INSERT'), ('envelopes', 'DELETE'), ('push_recipient', 'UPDATE'),
             ('push_subscription', 'DELETE'), ('push_cursor', 'UPDATE'), ('allocation_boundary', 'UPDATE'))
             AS needed (relation, kind)
-        WHERE to_regclass(needed.relation) IS NOT NULL)
+        WHERE to_regclass(needed.relation) IS NOT NULL),
+    current_setting('server_encoding')

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import socket
@@ -9,6 +10,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +18,23 @@ import psycopg
 import pytest
 import trio
 from attrs import evolve
+from joserfc.jwk import ECKey
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from fakes.launch import RunningFake, launch
-from pushd.config import Apns, Config, Database, Fcm, Finding, Http, Limits, Push, Severity
+from pushd.config import Apns, Auth, Config, Database, Fcm, Finding, Http, Limits, Push, Severity
 from pushd.model import Channel, Delivered, Gone, Mismatch, Outcome, Rejected, Terminal, Transient
 from pushd.ops.online import ServerFacts, check_online, judge_answer, judge_primary, judge_replica
 from pushd.secret import Secret
+from pushd.store.database import NO_SESSION
 
-GOOD = ServerFacts(18, False, 7, 200_000, 100, 0.0, True, True, True)
+NOT_UP = f"database.url {NO_SESSION.what}"
+GOOD = ServerFacts(18, False, 7, 200_000, 100, 0.0, True, True, True, "UTF8", 1_800_000_000 * 10**9)
+
+
+def _key_set(algorithm: str) -> bytes:
+    key = ECKey.generate_key("P-256").as_dict(private=False)
+    return json.dumps({"keys": [{**key, "alg": algorithm, "kid": "a"}]}).encode()
 
 
 def texts(findings: list[Finding], *severities: Severity) -> list[str]:
@@ -35,7 +45,7 @@ def texts(findings: list[Finding], *severities: Severity) -> list[str]:
     ("change", "severity", "text"),
     [
         ({"version": 15}, Severity.ERROR, "is PostgreSQL 15"),
-        ({"is_replica": True}, Severity.ERROR, "is a replica"),
+        ({"encoding": "LATIN1"}, Severity.ERROR, "encoding is LATIN1"),
         ({"may_write": False}, Severity.ERROR, "without the rights"),
         ({"may_create": False, "has_schema": False}, Severity.ERROR, "without the rights"),
         ({"may_create": False}, Severity.WARNING, "cannot migrate"),
@@ -54,6 +64,11 @@ def test_primary(change: dict[str, Any], severity: Severity, text: str) -> None:
 def test_primary_that_fits_is_not_mentioned() -> None:
     assert judge_primary(GOOD, Config()) == []
     assert judge_primary(evolve(GOOD, lock_slots=20_000, sessions=24, skew_s=1.0), Config()) == []
+
+
+def test_lifetime_beyond_the_database_clock_is_found() -> None:
+    (finding,) = judge_primary(GOOD, Config(push=Push(recipient_ttl_seconds=9_223_372_036)))
+    assert (finding.severity, finding.key) == (Severity.ERROR, "push.recipient_ttl_seconds")
 
 
 def test_replica_must_belong_to_the_primary() -> None:
@@ -134,7 +149,46 @@ async def test_database_without_schema_or_rights_or_at_all(postgres: str) -> Non
     assert any("without the rights" in text for text in texts(findings, Severity.ERROR))
     nowhere = Secret("postgresql://127.0.0.1:1/none")
     findings = await check_online(Config(database=Database(url=nowhere)))
-    assert texts(findings, Severity.ERROR) == ["database.url cannot be reached"]
+    assert texts(findings, Severity.ERROR) == ["database.url cannot be reached, or does not let pushd in"]
+    stranger = Secret(make_conninfo(postgres, user="nobody"))
+    findings = await check_online(Config(database=Database(url=stranger)))
+    assert texts(findings, Severity.ERROR) == ["database.url cannot be reached, or does not let pushd in"]
+    with psycopg.connect(postgres, autocommit=True) as conn:
+        conn.execute("ALTER DATABASE bare SET default_transaction_read_only = on")
+    findings = await check_online(Config(database=Database(url=Secret(bare))))
+    assert texts(findings, Severity.ERROR) == ["database.url accepts no writes"]
+
+
+async def test_database_in_another_encoding_is_found(postgres: str) -> None:
+    with psycopg.connect(postgres, autocommit=True) as conn:
+        conn.execute("CREATE DATABASE latin TEMPLATE template0 ENCODING 'LATIN1' LOCALE 'C'")
+    findings = await check_online(Config(database=Database(url=Secret(make_conninfo(postgres, dbname="latin")))))
+    assert texts(findings, Severity.ERROR) == ["database.url leads to a database whose encoding is LATIN1"]
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "what"),
+    [
+        (200, _key_set("ES256"), None),
+        (200, _key_set("HS256"), "brought no key that pushd can use"),
+        (200, b"<html>", "brought no key that pushd can use"),
+        (404, _key_set("ES256"), "brought no key set"),
+    ],
+)
+async def test_key_set_of_the_issuer_is_fetched_and_read(status: int, body: bytes, what: str | None) -> None:
+    async def answer(stream: trio.SocketStream) -> None:
+        await stream.receive_some()
+        head = f"HTTP/1.1 {status} x\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        await stream.send_all(head.encode() + body)
+        await stream.aclose()
+
+    async with trio.open_nursery() as nursery:
+        (listener,) = await nursery.start(partial(trio.serve_tcp, answer, 0, host="127.0.0.1"))
+        url = f"http://127.0.0.1:{listener.socket.getsockname()[1]}/private-keys"
+        findings = await check_online(Config(auth=Auth(jwks_url=Secret(url))))
+        nursery.cancel_scope.cancel()
+    assert texts(findings, Severity.ERROR) == ([] if what is None else [f"auth.jwks_url {what}"])
+    assert "private-keys" not in "".join(map(repr, findings))
 
 
 async def test_replica_that_is_none_is_said_to_be(database_url: str) -> None:
@@ -176,6 +230,6 @@ async def test_pooler_that_shares_sessions_between_transactions_is_found(
 ) -> None:
     with pooler(database_url, mode) as url, trio.fail_after(60):
         config = Config(database=Database(url=Secret(url)))
-        while "database.url cannot be reached" in texts(findings := await check_online(config)):  # noqa: ASYNC110
+        while NOT_UP in texts(findings := await check_online(config)):  # noqa: ASYNC110
             await trio.sleep(0.1)
     assert any("goes through a pooler" in text for text in texts(findings, Severity.ERROR)) is refused

@@ -13,12 +13,21 @@ from pathlib import Path
 import psycopg
 import pytest
 import trio
+import trio.testing
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from pushd.config import Config
 from pushd.errors import StartError
 from pushd.store import embedded
-from pushd.store.database import Database, DatabaseSettings, open_database
+from pushd.store.database import (
+    LOST,
+    NO_SESSION,
+    READ_ONLY,
+    Database,
+    DatabaseSettings,
+    Refusal,
+    open_database,
+)
 from pushd.store.startup import (
     EMBEDDED_POLL_S,
     embedded_server,
@@ -43,6 +52,55 @@ async def test_database_that_cannot_hold_every_text_is_refused(
                     await prepare_database(database)
         finally:
             conn.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+@pytest.mark.parametrize(
+    ("change", "refusal"),
+    [
+        ({"dbname": "nowhere"}, NO_SESSION),
+        ({"user": "nobody"}, NO_SESSION),
+        ({"dbname": "read_only"}, READ_ONLY),
+        ({"host": "127.0.0.1", "port": "1"}, NO_SESSION),
+        ({"host": "nowhere.invalid"}, NO_SESSION),
+    ],
+    ids=["no database", "no role", "read-only", "closed port", "no host"],
+)
+async def test_database_that_cannot_be_used_is_refused_with_what_is_wrong(
+    postgres: str, metrics: Metrics, change: dict[str, str], refusal: Refusal
+) -> None:
+    with psycopg.connect(postgres, autocommit=True) as conn:
+        conn.execute("CREATE DATABASE read_only")
+        try:
+            conn.execute("ALTER DATABASE read_only SET default_transaction_read_only = on")
+            async with open_database(DatabaseSettings(make_conninfo(postgres, **change)), metrics) as database:
+                with pytest.raises(StartError) as caught:
+                    await prepare_database(database)
+        finally:
+            conn.execute("DROP DATABASE read_only WITH (FORCE)")
+    assert str(caught.value) == f"database.url: the database {refusal.what}: {refusal.mend}"
+
+
+async def test_replica_that_cannot_be_used_is_refused_with_what_is_wrong(database_url: str, metrics: Metrics) -> None:
+    settings = DatabaseSettings(database_url, replica_url=make_conninfo(database_url, user="nobody"))
+    async with open_database(settings, metrics) as database:
+        with pytest.raises(StartError) as caught:
+            await prepare_database(database)
+    assert str(caught.value) == f"database.replica_url: the replica {NO_SESSION.what}: {NO_SESSION.mend}"
+
+
+async def test_connection_that_broke_is_not_taken_for_a_refused_one(database: Database) -> None:
+    assert await database.diagnose() is LOST
+
+
+async def test_diagnosis_of_a_silent_server_ends(
+    autojump_clock: trio.testing.MockClock, metrics: Metrics, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def hang(conninfo: str) -> None:
+        await trio.sleep_forever()
+
+    monkeypatch.setattr("pushd.store.database.open_session", hang)
+    async with open_database(DatabaseSettings("postgresql://127.0.0.1/none"), metrics) as database:
+        assert await database.diagnose() is NO_SESSION
 
 
 async def test_text_is_sent_as_utf8_whatever_the_environment_says(
