@@ -6,6 +6,7 @@ Migrations are additive files once they have landed: the checksum of an applied 
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from pathlib import Path
 
@@ -90,7 +91,8 @@ async def check_schema(connection: Connection) -> None:
 async def apply_migrations(connection: Connection) -> list[str]:
     """Bring the database up to date and return the names of what was applied now.
 
-    One transaction: a failure leaves the schema as it was. Two starting instances wait for each other.
+    One transaction: a failure leaves the schema as it was. Two starting instances wait for each other. From here on the
+    session waits for statements as long as the server does.
 
     Raises:
         MigrationError: see `pending`.
@@ -98,6 +100,7 @@ async def apply_migrations(connection: Connection) -> list[str]:
     """
     migrations = load_migrations()
     async with connection.transaction():
+        connection.raw.patience_s = math.inf
         await connection.execute("SET LOCAL statement_timeout = 0")
         await connection.execute(_FLUSH)
         await connection.execute(_LOCK)

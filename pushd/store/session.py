@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import select
 from typing import Any, TypeVar
 
@@ -59,19 +60,25 @@ class Session(psycopg.AsyncConnection[tuple[Any, ...]]):
     """A connection whose statements are awaited in Trio. Made by `open_session`."""
 
     opened_at: float  # seconds of Trio's clock
+    patience_s = math.inf  # seconds a statement may take, whatever the server and the network say of themselves
 
     async def wait(self, gen: PQGen[_T], interval: float = 0.0, timeout: float | None = None) -> _T:
         """Run a statement's generator to its end; a cancelled one is ended on the server first.
 
+        So is one that outlasts `patience_s`: a server process that is stopped has a kernel that goes on acknowledging,
+        and a proxy keeps its side of the connection up, so that neither `statement_timeout` nor TCP ends the wait.
+
         `interval` and `timeout` are the driver's, for signals and its own pool; Trio has its own ways for both.
         """
         await trio.lowlevel.checkpoint_if_cancelled()  # better not sent than sent and called back
-        try:
-            return await _drive(gen, self.pgconn.socket)
-        except trio.Cancelled:
-            if self.pgconn.transaction_status == pq.TransactionStatus.ACTIVE:
-                await self._end_statement(gen)
-            raise
+        with trio.move_on_after(self.patience_s):
+            try:
+                return await _drive(gen, self.pgconn.socket)
+            except trio.Cancelled:
+                if self.pgconn.transaction_status == pq.TransactionStatus.ACTIVE:
+                    await self._end_statement(gen)
+                raise
+        raise psycopg.OperationalError("no answer in time")
 
     async def _end_statement(self, gen: PQGen[Any]) -> None:
         with trio.move_on_after(CANCEL_S, shield=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -320,6 +321,29 @@ async def test_holder_whose_network_goes_deaf_ends_its_term_and_a_successor_take
             await eventually(lambda: seed.cursor() == 5)
             assert len(stuck.attempts) == 256
     assert len(taking.attempts) == 5_000
+
+
+@pytest.mark.slow
+async def test_reader_whose_server_process_hangs_is_replaced_within_the_term(
+    database_url: str, seed: Seed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pushd.store.database.ANSWER_S", -4.0)  # one second with the statement's five
+    five_thousand(seed)
+    provider = Provider()
+    async with instance(database_url, provider) as running:
+        await eventually(lambda: seed.cursor() == 5)
+        ((pid,),) = seed.conn.execute(
+            "SELECT pid FROM pg_stat_activity"
+            " WHERE application_name LIKE 'pushd loader %' AND datname = current_database()"
+        )
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            seed.envelopes([(6, topic(1))])
+            seed.settle(6)
+            await eventually(lambda: seed.cursor() == 6)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        assert running.metrics.push_terms_started._value.get() == 1
 
 
 @pytest.mark.slow

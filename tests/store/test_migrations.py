@@ -11,7 +11,7 @@ from psycopg.conninfo import make_conninfo
 
 from pushd.errors import MigrationError
 from pushd.store.database import Database, DatabaseSettings, open_database
-from pushd.store.migrations import apply_migrations, load_migrations, pending
+from pushd.store.migrations import Migration, apply_migrations, load_migrations, pending
 from pushd.telemetry import Metrics
 
 
@@ -62,3 +62,15 @@ async def test_instances_starting_together_apply_each_once(postgres: str) -> Non
             for _ in range(3):
                 nursery.start_soon(start)
     assert sorted(applied) == [migration.name for migration in load_migrations()]
+
+
+async def test_migration_may_take_longer_than_statements_may(
+    database_url: str, metrics: Metrics, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pushd.store.database.ANSWER_S", 0.05)
+    migrations = load_migrations()
+    slow = Migration(len(migrations) + 1, "slow", "SELECT pg_sleep(0.5)", bytes(32))
+    monkeypatch.setattr("pushd.store.migrations.load_migrations", lambda: [*migrations, slow])
+    async with open_database(DatabaseSettings(database_url, statement_timeout_ms=100), metrics) as database:
+        async with database.dedicated("migrate") as connection:
+            assert await apply_migrations(connection) == ["slow"]

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 import signal
+from functools import partial
 from typing import Any
 
 import pytest
 import trio
 import trio.testing
 
-from pushd.errors import StoreUnavailable
+from pushd.errors import StoreTimeout, StoreUnavailable
 from pushd.store import session
-from pushd.store.database import Database
+from pushd.store.database import Database, DatabaseSettings, open_database
+from pushd.telemetry import Metrics
 
 
 async def test_statement_larger_than_every_buffer_goes_out_and_comes_back(database: Database) -> None:
@@ -93,6 +95,37 @@ async def test_session_is_closed_when_the_server_does_not_end_a_cancelled_statem
         assert connection.is_broken
         with pytest.raises(StoreUnavailable):
             await connection.execute("SELECT 1")
+
+
+async def test_statement_whose_server_neither_answers_nor_dies_is_given_up_with_its_session(
+    database_url: str, metrics: Metrics, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server process that is stopped: its kernel goes on acknowledging what it is sent."""
+    monkeypatch.setattr("pushd.store.database.ANSWER_S", 0.5)
+    monkeypatch.setattr(session, "CANCEL_S", 0.2)
+    async with open_database(DatabaseSettings(database_url, statement_timeout_ms=500), metrics) as database:
+        for lend in (partial(database.dedicated, "victim"), database.primary, database.read):
+            async with lend() as connection:
+                row = await connection.fetch_one("SELECT pg_backend_pid()")
+                assert row is not None
+                os.kill(row[0], signal.SIGSTOP)
+                try:
+                    with trio.fail_after(20), pytest.raises(StoreUnavailable) as caught:
+                        await connection.fetch_one("SELECT 1")
+                finally:
+                    os.kill(row[0], signal.SIGCONT)
+                assert caught.value.kind == "connection"
+                assert connection.is_broken
+            async with lend() as another:
+                assert await another.fetch_one("SELECT 7") == (7,)
+
+
+async def test_statement_that_the_server_ends_is_not_given_up_before(database_url: str, metrics: Metrics) -> None:
+    settings = DatabaseSettings(database_url, statement_timeout_ms=50)
+    async with open_database(settings, metrics) as database, database.dedicated("patient") as connection:
+        with pytest.raises(StoreTimeout):
+            await connection.execute("SELECT pg_sleep(60)")
+        assert await connection.fetch_one("SELECT 7") == (7,)
 
 
 async def test_session_cut_by_the_server_raises_and_stays_broken(database: Database) -> None:
