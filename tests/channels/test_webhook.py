@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import logging
 import socket
 import ssl
 import time
@@ -33,6 +32,7 @@ from tests.channels.webhook_peer import (
     open_sender,
     server_context,
 )
+from tests.support.privacy import captured_logs
 
 KEY = b"\x07" * 32
 RECIPIENT = bytes(24) + (1).to_bytes(8, "big")
@@ -613,12 +613,12 @@ async def test_b053_b131_cancelled_attempts_take_nothing_from_those_that_follow(
 # Privacy
 
 
-async def test_t155_nothing_is_logged_and_nothing_shows_in_a_repr(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.DEBUG)
-    async with open_peer(NO_CONTENT, b"junk\r\n\r\n") as peer, open_sender() as sender:
-        for _ in range(2):
-            await WebhookChannel(sender).attempt(delivery(peer.url("/secret-path")))
-        await sender.send(request(f"https://{HOST}:1/secret-path"))
+async def test_t155_nothing_is_logged_and_nothing_shows_in_a_repr() -> None:
+    with captured_logs() as logged:
+        async with open_peer(NO_CONTENT, b"junk\r\n\r\n") as peer, open_sender() as sender:
+            for _ in range(2):
+                await WebhookChannel(sender).attempt(delivery(peer.url("/secret-path")))
+            await sender.send(request(f"https://{HOST}:1/secret-path"))
     private = (
         HOST,
         "secret-path",
@@ -628,6 +628,6 @@ async def test_t155_nothing_is_logged_and_nothing_shows_in_a_repr(caplog: pytest
         "an-id",
         str(peer.port),
     )
-    shown = "".join(record.getMessage() for record in caplog.records if not record.name.startswith("hypothesis"))
+    shown = logged.getvalue()
     shown += repr(sender) + repr(request(peer.url())) + repr(delivery(peer.url()))
     assert not [text for text in private if text in shown]
