@@ -123,6 +123,22 @@ def check_config(
     )
 
 
+@app.command(name="config")
+def show_config(
+    file: Annotated[
+        Path | None, Parameter(help="TOML file; else the one PUSHD_CONFIG names, else the defaults.")
+    ] = None,
+    /,
+    *,
+    json: Json = False,
+) -> int:
+    """Print the configuration in effect: each key, its value, and where that comes from; nothing private is shown."""
+    from pushd.ops.show_config import run_show_config
+
+    run_show_config(file, json=json)
+    return 0
+
+
 @app.command(name="config-schema")
 def config_schema() -> int:
     """Print the JSON schema of the configuration file."""

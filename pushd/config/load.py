@@ -41,10 +41,13 @@ class Examined:
     lines: Mapping[KeyPath, int] = field(factory=dict, repr=False)
     literal: frozenset[str] = frozenset()
     """The secret keys whose value stands in the file itself."""
+    given: Mapping[KeyPath, str | None] = field(factory=dict, repr=False)
+    """Every value that the file gives, with the environment variable it is taken from, if it is."""
 
     def where(self, key: str) -> str:
         """`file:line` of the dotted `key`, or of the nearest table around it."""
-        return _where(self.file, self.lines, tuple(key.split(".")))
+        path = (int(part) if part.isdecimal() else part for part in key.split("."))
+        return _where(self.file, self.lines, tuple(path))
 
 
 def load_config(path: Path | None, environ: Mapping[str, str]) -> Config:
@@ -95,13 +98,14 @@ def examine(path: Path | None, environ: Mapping[str, str]) -> Examined:
     literal = frozenset(
         key for key in shape.SECRET_KEYS if isinstance(found := _value_at(document, key), str) and not _is_env(found)
     )
+    given = dict(_given(document, ()))
     config, mistakes = _judge(document, environ)
     mistakes.sort(key=lambda mistake: (_line(lines, mistake.path), mistake.key))
     findings = tuple(
         Finding(Severity.ERROR, mistake.key, _where(path, lines, mistake.path), mistake.what, mistake.mend)
         for mistake in mistakes
     )
-    return Examined(None if findings else config, findings, path, lines, literal)
+    return Examined(None if findings else config, findings, path, lines, literal, given)
 
 
 def _read(path: Path) -> str | Finding:
@@ -179,6 +183,15 @@ def _structure(document: dict[str, Any]) -> tuple[Config | None, list[Mistake]]:
 
 def _is_env(text: str) -> bool:
     return text.startswith(ENV_PREFIX)
+
+
+def _given(node: Any, path: KeyPath) -> Iterator[tuple[KeyPath, str | None]]:
+    items = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+    inner = list(items)
+    if not inner:
+        yield path, node.removeprefix(ENV_PREFIX) if isinstance(node, str) and _is_env(node) else None
+    for name, value in inner:
+        yield from _given(value, (*path, name))
 
 
 def _resolve(node: Any, path: KeyPath, environ: Mapping[str, str]) -> Iterator[Mistake]:

@@ -98,8 +98,9 @@ is read once, at the start.
 - File names are relative to the directory pushd is started in.
 
 `pushd check-config [FILE]` examines a file without starting anything. It prints one finding a line and ends with exit
-code 1 if one of them is an error; warnings and notes alone end with 0. `pushd config-schema` prints a JSON schema for
-editors, which is also [config.schema.json](config.schema.json).
+code 1 if one of them is an error; warnings and notes alone end with 0. `pushd config [FILE]` prints every key, its
+value unless that may be private, and where it comes from: the default, a line of the file, an environment variable.
+`pushd config-schema` prints a JSON schema for editors, which is also [config.schema.json](config.schema.json).
 
 On an address other than loopback pushd serves only with TLS (`server.tls_cert` and `server.tls_key`) and with h2 4.3
 or newer. Where a proxy does that part, `server.allow_cleartext` and `server.allow_old_h2` say so.

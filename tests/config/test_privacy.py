@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from pushd.config import InvalidConfig, load_config
 from pushd.config.shape import KEYS, SECRET_KEYS, TABLES
 from pushd.ops.check_config import as_json, as_text, check_config
+from pushd.ops.show_config import settings
 from pushd.secret import REDACTED, Secret
 from tests.config.support import apns_block, environ, service_account, write
 
@@ -59,7 +60,7 @@ def _everything_printed(text: str, environ: dict[str, str]) -> str:
         printed = [as_text(found), as_json(found), repr(found)]
         try:
             config = load_config(path, environ)
-            printed += [repr(config), str(config), f"{config}"]
+            printed += [repr(config), str(config), f"{config}", repr(settings(path, environ))]
         except InvalidConfig as exc:
             printed += [str(exc), repr(exc), repr(exc.args), "".join(traceback.format_exception(exc))]
             printed += [repr(exc.__cause__), repr(exc.__context__)]

@@ -129,7 +129,7 @@ def test_the_fakes_run_under_the_names_they_have_in_the_wheel(folder: Path) -> N
 
 LONG = {"serve": "term_started", "db": "postgresql://"}
 """Commands that go on until they are stopped, with what they print once they work."""
-NEED_NO_SERVER = {"check-config", "config-schema", "migrate"}
+NEED_NO_SERVER = {"check-config", "config", "config-schema", "migrate"}
 
 
 def readme_commands() -> list[str]:
