@@ -452,6 +452,21 @@ async def test_a_connect_that_stalls_is_inside_the_attempt_B045_B047(autojump_cl
         assert await r.try_send() == "200"
 
 
+async def test_a_name_that_no_thread_can_be_started_for_fails_its_request_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Trio asks the system for names in threads, and a container may have as many processes as it is allowed."""
+
+    async def refuse(host: str, port: int) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(trio, "open_tcp_stream", refuse)
+    async with open_http2_client() as client:
+        with pytest.raises(ConnectionFailed) as failed:
+            await client.request(ORIGIN, block("/"), b"", STATUS_IS_ENOUGH)
+        assert failed.value.kind == "connect"
+
+
 async def test_a_peer_without_settings_is_given_up(autojump_clock: trio.abc.Clock) -> None:
     async def opener(origin: Origin) -> trio.abc.Stream:
         client, silent = trio.testing.memory_stream_pair()

@@ -84,12 +84,12 @@ async def open_transport(origin: Origin) -> trio.abc.Stream:
     """A connection that speaks HTTP/2, over TLS unless the origin is in clear.
 
     Raises:
-        ConnectionFailed: `connect` when nobody answers, `tls` when the certificate is not `origin`'s or the peer does
-            not choose HTTP/2.
+        ConnectionFailed: `connect` when nobody answers or the name cannot be asked for, `tls` when the certificate is
+            not `origin`'s or the peer does not choose HTTP/2.
     """
     try:
         socket = await trio.open_tcp_stream(origin.host, origin.port)
-    except OSError as error:
+    except (OSError, RuntimeError) as error:  # the latter when the system has no thread left for asking for the name
         raise ConnectionFailed("connect") from error
     if origin.tls is None:
         return socket
