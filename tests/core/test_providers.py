@@ -194,6 +194,8 @@ NOW = datetime(2026, 11, 6, 8, 49, 37, tzinfo=UTC)
         ("-1", None),
         ("+1", None),
         ("1.5", None),
+        ("120.1", None),
+        ("120.6", None),
         ("1_000", None),
         ("\u0661\u0662", None),
         ("\u00b2", None),
@@ -209,7 +211,7 @@ NOW = datetime(2026, 11, 6, 8, 49, 37, tzinfo=UTC)
         ("120\n", None),
     ],
 )
-def test_retry_after_takes_digits_and_the_three_http_dates_T140_B061_B065(
+def test_retry_after_takes_digits_and_the_three_http_dates_T140_T196_B061_B065(
     header: str | None, seconds: float | None
 ) -> None:
     assert parse_retry_after(header, NOW) == seconds

@@ -17,6 +17,7 @@ from pushd.rpc.gen.xmtp.backend.v1.notification_pb2 import UnregisterResponse
 from pushd.rpc.gen.xmtp.backend.v1.types_pb2 import Topic, TopicQuery
 from pushd.rpc.services.query import QueryService
 from pushd.store.database import Database, DatabaseSettings, open_database
+from pushd.store.tailer import TailerSession
 from pushd.telemetry import Metrics
 from tests.support.envelopes import Row, insert_envelopes
 from tests.support.registration import FCM, OTHER_SECRET, WRONG_SECRET, Api, add
@@ -76,8 +77,16 @@ async def test_registration_reads_and_writes_the_primary_alone(
 
 
 async def test_streams_read_the_replica_once_it_shows_the_primary_s_boundary(
-    split: Database, database_url: str, replica_url: str, metrics: Metrics
+    split: Database, database_url: str, replica_url: str, metrics: Metrics, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    shown: list[int] = []
+    load_boundary = TailerSession.load_boundary
+
+    async def look(tailer: TailerSession) -> int:
+        shown.append(await load_boundary(tailer))
+        return shown[-1]
+
+    monkeypatch.setattr(TailerSession, "load_boundary", look)
     with session(database_url) as primary, session(replica_url) as replica:
         insert_envelopes(primary, [Row(A), Row(A)])
         insert_envelopes(replica, [Row(A)])
@@ -91,8 +100,9 @@ async def test_streams_read_the_replica_once_it_shows_the_primary_s_boundary(
         with trio.fail_after(30):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(follow)
-                await trio.sleep(0.2)
-                assert metrics.tailer_ready._value.get() == 0, "no stream is served meanwhile"
+                while len(shown) < 3 and not metrics.tailer_ready._value.get():  # noqa: ASYNC110
+                    await trio.sleep(0.01)
+                assert metrics.tailer_ready._value.get() == 0, "the replica was looked at, and no stream is served"
                 insert_envelopes(replica, [Row(A)])
                 while not metrics.tailer_ready._value.get():  # noqa: ASYNC110
                     await trio.sleep(0.01)
