@@ -144,8 +144,13 @@ class ThreadResolver:
                 with suppress(trio.RunFinishedError):  # the program may end before the name servers answer
                     token.run_sync_soon(self._finish, lookup)
 
-        lookup.lane.running += 1
-        trio.lowlevel.start_thread_soon(work, lambda result: result.unwrap(), "webhook lookup")
+        try:
+            trio.lowlevel.start_thread_soon(work, lambda result: result.unwrap(), "webhook lookup")
+        except RuntimeError:  # the system has no thread left; whoever asks again may be luckier
+            del self._lookups[lookup.host]
+            lookup.done.set()
+        else:
+            lookup.lane.running += 1
 
     def _finish(self, lookup: _Lookup) -> None:
         lookup.lane.running -= 1

@@ -130,6 +130,49 @@ async def test_abandoned_lookup_keeps_its_slot_until_the_thread_ends(names: Name
     assert await resolver.resolve("a.hang") == PUBLIC
 
 
+def refuse_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where a container has as many processes as it is allowed."""
+
+    def refuse(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(trio.lowlevel, "start_thread_soon", refuse)
+
+
+async def test_lookup_without_a_thread_tells_nothing_and_the_next_one_gets_one(
+    names: Names, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    resolver = ThreadResolver(names, max_lookups=1)
+    with monkeypatch.context() as patch, trio.fail_after(30):
+        refuse_threads(patch)
+        assert await resolver.resolve("a.good") is None
+    assert "threads=0, unproven=0, waiting=0" in repr(resolver)
+    with trio.fail_after(30):
+        assert await resolver.resolve("a.good") == PUBLIC
+
+
+async def test_lookups_that_waited_for_a_thread_tell_nothing_when_there_is_none_after_all(
+    names: Names, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    resolver = ThreadResolver(names, max_lookups=1)
+    answers: dict[str, tuple[Address, ...] | None] = {}
+
+    async def ask(host: str) -> None:
+        answers[host] = await resolver.resolve(host)
+
+    with monkeypatch.context() as patch, trio.fail_after(30):
+        async with trio.open_nursery() as asking:
+            asking.start_soon(ask, "a.hang")
+            await until(lambda: names.blocked == 1)
+            asking.start_soon(ask, "b.good")
+            asking.start_soon(ask, "c.good")
+            await trio.testing.wait_all_tasks_blocked()
+            refuse_threads(patch)
+            names.release.set()
+    assert answers == {"a.hang": PUBLIC, "b.good": None, "c.good": None}
+    assert "threads=0, unproven=0, waiting=0" in repr(resolver)
+
+
 async def test_s041_names_that_hang_leave_hosts_that_answer_alone(names: Names) -> None:
     resolver = ThreadResolver(names)
     good = [f"{n}.good" for n in range(64)]
