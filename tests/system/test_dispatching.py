@@ -31,7 +31,7 @@ async def test_idle_tick_costs_four_statements_b119(database_url: str, tmp_path:
         seed.subscribe([1], topic(1))
         seed.envelopes((number, topic(2)) for number in range(1, 1_001))
         seed.settle(1_000)
-        seed.conn.execute("SELECT setval('envelope_sequence', 1_000)")
+        seed.conn.execute("SELECT setval('envelope_sequence', 1000)")
         log = StatementLog(Path(data_directory).parent)
         async with running_server(tmp_path, base_config(database={"url": as_url(database_url)})) as server:
             await server.wait_event("term_started")
