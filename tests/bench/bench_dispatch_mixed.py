@@ -15,7 +15,7 @@ from pushd.model import Channel
 from tests.bench.dispatching import LATENCY_MS, SUBSCRIBERS, dispatch, fill, installation
 from tests.bench.measuring import PERMITS_BOUND, line, permits_bound
 
-ROWS = {Channel.APNS: 30, Channel.FCM: 30}
+ROWS = {Channel.APNS: 45, Channel.FCM: 45}
 STALLED = 2_000
 
 
