@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import subprocess
@@ -53,7 +54,12 @@ class Replica:
         """Start it and return once it can be read."""
         # A standby must have room for as many locks and sessions as its primary, which `pushd db` gives so much.
         settings = embedded.SETTINGS | embedded.settings_for(20, 1_000) | {"wal_retrieve_retry_interval": "200ms"}
-        self._process = embedded._launch(self._account, self._folder / "postgres", self._socket_dir, settings)
+        log_fd = embedded._open_log(self._folder)
+        try:
+            cluster = self._folder / "postgres"
+            self._process = embedded._launch(self._account, cluster, self._socket_dir, settings, log_fd)
+        finally:
+            os.close(log_fd)
         lifeline().watch(self._process.pid, signal.SIGINT)
         deadline = time.monotonic() + START_S
         while True:
